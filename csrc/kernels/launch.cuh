@@ -1,0 +1,50 @@
+// Launching a kernel that takes GemmParams.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "device/params.hpp"
+
+namespace tgemm {
+
+// Shared memory beyond the default 48 KB has to be asked for, once per kernel and device. The call is legal
+// during stream capture, and repeating it from two threads is harmless.
+template <auto kKernel>
+cudaError_t allow_shared_memory(int bytes) {
+  static std::atomic<uint64_t> done{0};  // bit per device
+  if (bytes <= 48 * 1024) return cudaSuccess;
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  const uint64_t bit = uint64_t{1} << (device % 64);
+  if (device < 64 && (done.load(std::memory_order_relaxed) & bit) != 0) return cudaSuccess;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess) done.fetch_or(bit, std::memory_order_relaxed);
+  return error;
+}
+
+// Enqueues `ctas` CTAs (kernels loop over tiles, so the grid may be capped). Returns an empty string, or
+// what went wrong.
+template <auto kKernel>
+std::string launch_kernel(int64_t ctas, int threads, int shared_bytes, const GemmParams& params,
+                          cudaStream_t stream) {
+  cudaError_t error = allow_shared_memory<kKernel>(shared_bytes);
+  if (error == cudaSuccess) {
+    const unsigned grid = static_cast<unsigned>(std::min<int64_t>(ctas, INT32_MAX));
+    kKernel<<<grid, threads, shared_bytes, stream>>>(params);
+    error = cudaGetLastError();
+  }
+  return error == cudaSuccess ? std::string() : std::string("CUDA: ") + cudaGetErrorString(error);
+}
+
+inline int64_t tile_count(const GemmParams& params, int block_m, int block_n) {
+  return ((params.m + block_m - 1) / block_m) * ((params.n + block_n - 1) / block_n) *
+         params.batch_count * params.split_k;
+}
+
+}  // namespace tgemm

@@ -1,0 +1,46 @@
+// Definitions of the launchers in instances.hpp, for the instance_*.cu files alone.
+#pragma once
+
+#include "kernels/launch.cuh"
+#include "kernels/simt/instances.hpp"
+#include "kernels/simt/simt.cuh"
+
+namespace tgemm::simt {
+
+template <class Cta, Copy kCopyA, Copy kCopyB>
+std::string launch_one(const GemmParams& params, cudaStream_t stream) {
+  return launch_kernel<simt_gemm<Cta, kCopyA, kCopyB>>(
+      tile_count(params, Cta::kBlockM, Cta::kBlockN), Cta::kThreads, Cta::kSharedBytes, params,
+      stream);
+}
+
+template <class Cta, Copy kCopyA>
+std::string launch_with_a(Copy b, const GemmParams& params, cudaStream_t stream) {
+  switch (b) {
+    case Copy::kKMajor:
+      return launch_one<Cta, kCopyA, Copy::kKMajor>(params, stream);
+    case Copy::kMnMajor:
+      return launch_one<Cta, kCopyA, Copy::kMnMajor>(params, stream);
+    case Copy::kMnMajorVec4:
+      return launch_one<Cta, kCopyA, Copy::kMnMajorVec4>(params, stream);
+    case Copy::kAnyStride:
+      break;
+  }
+  return "simt: this tile cannot copy b";
+}
+
+template <class Cta>
+std::string launch_async(Copy a, Copy b, const GemmParams& params, cudaStream_t stream) {
+  switch (a) {
+    case Copy::kKMajor:
+      return launch_with_a<Cta, Copy::kKMajor>(b, params, stream);
+    case Copy::kMnMajor:
+      return launch_with_a<Cta, Copy::kMnMajor>(b, params, stream);
+    case Copy::kMnMajorVec4:
+    case Copy::kAnyStride:
+      break;
+  }
+  return "simt: this tile cannot copy a";
+}
+
+}  // namespace tgemm::simt

@@ -1,0 +1,7 @@
+#include "kernels/sm80/instances.cuh"
+
+namespace tgemm::sm80 {
+
+template std::string launch_async<Math::kF16>(int, bool, bool, const GemmParams&, cudaStream_t);
+
+}  // namespace tgemm::sm80

@@ -1,0 +1,135 @@
+#include "kernels/sm80/mma_sync.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "kernels/cost_model.hpp"
+#include "kernels/sm80/instances.hpp"
+
+// Declared only: this file compiles without nvcc.
+struct __half;
+struct __nv_bfloat16;
+
+namespace tgemm {
+namespace {
+
+using sm80::AsyncTiles;
+using sm80::Math;
+using sm80::StagedTiles;
+
+constexpr size_t kAsyncTiles = std::tuple_size_v<AsyncTiles>;
+constexpr size_t kConfigs = kAsyncTiles + std::tuple_size_v<StagedTiles>;
+
+// K is counted in 16-bit elements; a stage holds half as many of TF32.
+template <class Cta>
+constexpr TileConfig config_of(std::string_view name, double mac_per_cycle) {
+  return {name,          Cta::kBlockM,      Cta::kBlockN,   Cta::kKBytes / 2, Cta::kThreads,
+          Cta::kStages,  Cta::kSharedBytes, Cta::kCtasPerSm, mac_per_cycle};
+}
+
+// The rates (FP16 multiply-adds per SM and cycle at full occupancy, large K) were measured on an H200:
+// benchmarks/results/mma_sync_sweep.json.
+constexpr std::array<TileConfig, kConfigs> kConfigTable = {
+    config_of<std::tuple_element_t<0, AsyncTiles>>("128x256", 1100.0),
+    config_of<std::tuple_element_t<1, AsyncTiles>>("128x128", 1000.0),
+    config_of<std::tuple_element_t<2, AsyncTiles>>("64x128", 800.0),
+    config_of<std::tuple_element_t<3, AsyncTiles>>("64x64", 650.0),
+    config_of<std::tuple_element_t<0, StagedTiles>>("128x128_staged", 350.0),
+    config_of<std::tuple_element_t<1, StagedTiles>>("64x64_staged", 250.0),
+};
+
+size_t index_of(const TileConfig& config) { return static_cast<size_t>(&config - kConfigTable.data()); }
+bool staged(const TileConfig& config) { return index_of(config) >= kAsyncTiles; }
+
+Math math_of(const Problem& problem) {
+  if (problem.a.dtype == DType::kFloat16) return Math::kF16;
+  if (problem.a.dtype == DType::kBFloat16) return Math::kBF16;
+  if (problem.precision == Precision::kFp16) return Math::kF16;
+  if (problem.precision == Precision::kBf16) return Math::kBF16;
+  return Math::kTf32;
+}
+
+// cp.async moves 16 bytes: one unit stride, everything else a multiple of 16 bytes.
+bool loads_async(const Matrix& matrix, int batch_dims) {
+  const int64_t per_chunk = 16 / bytes_per_element(matrix.dtype);
+  const bool k_or_mn_major = (matrix.col_stride == 1 && matrix.row_stride % per_chunk == 0) ||
+                             (matrix.row_stride == 1 && matrix.col_stride % per_chunk == 0);
+  if (!k_or_mn_major || matrix.address_alignment < 16) return false;
+  return std::all_of(matrix.batch_stride.begin(), matrix.batch_stride.begin() + batch_dims,
+                     [=](int64_t stride) { return stride % per_chunk == 0; });
+}
+
+const char* rejects(const Problem& problem, const Device& device, const TileConfig& config) {
+  if (device.compute_capability < 80) return "mma.sync m16n8k16 needs compute capability 8.0";
+  if (config.shared_memory_bytes > device.max_shared_memory_per_block) {
+    return "its tile needs more shared memory than a block can have on this device";
+  }
+  if (problem.a.dtype == DType::kFloat32) {
+    if (problem.precision == Precision::kIeee) {
+      return "float32 operands at full precision do not run on Tensor Cores";
+    }
+    if (problem.precision == Precision::k3xTf32) return "precision 3xtf32 is not implemented yet";
+  }
+  if (!staged(config)) {
+    if (problem.a.dtype == DType::kFloat32 && problem.precision != Precision::kTf32) {
+      return "rounding float32 operands on the way needs a _staged configuration";
+    }
+    if (!loads_async(problem.a, problem.batch_dims)) return "a is not 16-byte aligned";
+    if (!loads_async(problem.b, problem.batch_dims)) return "b is not 16-byte aligned";
+  }
+  return nullptr;
+}
+
+double cost_us(const Problem& problem, const Device& device, const TileConfig& config, int split_k) {
+  // TF32 runs at half the rate of FP16.
+  const double slowdown = math_of(problem) == Math::kTf32 ? 2.0 : 1.0;
+  return tile_cost_us(problem, device, config, split_k, slowdown);
+}
+
+std::string launch_mma_sync(const Plan& plan, const Problem& problem, const Operands& operands,
+                            CUstream_st* stream) {
+  const GemmParams params = make_params(plan, problem, operands);
+  const int index = static_cast<int>(index_of(*plan.config));
+  const Math math = math_of(problem);
+  if (staged(*plan.config)) {
+    const int tile = index - static_cast<int>(kAsyncTiles);
+    const bool from_float = problem.a.dtype == DType::kFloat32;
+    switch (math) {
+      case Math::kF16:
+        return from_float ? sm80::launch_staged<Math::kF16, float>(tile, params, stream)
+                          : sm80::launch_staged<Math::kF16, __half>(tile, params, stream);
+      case Math::kBF16:
+        return from_float ? sm80::launch_staged<Math::kBF16, float>(tile, params, stream)
+                          : sm80::launch_staged<Math::kBF16, __nv_bfloat16>(tile, params, stream);
+      case Math::kTf32:
+        return sm80::launch_staged<Math::kTf32, float>(tile, params, stream);
+    }
+  }
+  const bool a_k_major = problem.a_k_major();
+  const bool b_k_major = problem.b_k_major();
+  switch (math) {
+    case Math::kF16:
+      return sm80::launch_async<Math::kF16>(index, a_k_major, b_k_major, params, stream);
+    case Math::kBF16:
+      return sm80::launch_async<Math::kBF16>(index, a_k_major, b_k_major, params, stream);
+    case Math::kTf32:
+      return sm80::launch_async<Math::kTf32>(index, a_k_major, b_k_major, params, stream);
+  }
+  return "mma_sync: unknown operand type";
+}
+
+}  // namespace
+
+KernelEntry mma_sync_entry() {
+  return {"mma_sync",
+          "Tensor Cores through mma.sync, ldmatrix and a multi-stage cp.async pipeline",
+          /*automatic=*/true,
+          /*splits_k=*/true,
+          kConfigTable,
+          rejects,
+          cost_us,
+          launch_mma_sync};
+}
+
+}  // namespace tgemm

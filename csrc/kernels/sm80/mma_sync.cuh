@@ -1,0 +1,269 @@
+// GEMM on mma.sync (sm_80 and later): warps multiply swizzled shared-memory tiles that a multi-stage cp.async
+// pipeline fills, fragments double-buffered in registers. The design follows what NVIDIA describes for
+// Ampere GEMMs ("Developing CUDA kernels to push Tensor Cores to the absolute limit on A100", GTC 2020).
+#pragma once
+
+#include <cstdint>
+
+#include "device/epilogue.cuh"
+#include "device/params.hpp"
+#include "device/ptx.cuh"
+#include "device/tile_scheduler.cuh"
+#include "kernels/sm80/cta_tile.hpp"
+#include "kernels/sm80/loaders.cuh"
+#include "kernels/sm80/shared_tile.cuh"
+
+namespace tgemm::sm80 {
+
+// One warp's accumulators and the fragments that feed them.
+template <class Cta, class TileA, class TileB, bool kAKMajor, bool kBKMajor, Math kMath>
+class WarpMma {
+ public:
+  static constexpr int kFragmentsM = Cta::kWarpM / 16;
+  static constexpr int kFragmentsN = Cta::kWarpN / 16;  // pairs of n8
+  static constexpr int kSteps = Cta::kKBytes / kKStepBytes;
+
+  __device__ WarpMma(int warp, int lane)
+      : warp_m_(warp % Cta::kWarpsM * Cta::kWarpM),
+        warp_n_(warp / Cta::kWarpsM * Cta::kWarpN),
+        lane_(lane),
+        reader_a_(warp_m_, lane),
+        reader_b_(warp_n_, lane) {}
+
+  __device__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kFragmentsM; ++i)
+#pragma unroll
+      for (int j = 0; j < 2 * kFragmentsN; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) accumulators_[i][j][e] = 0.0f;
+  }
+
+  // Fragments of k-step `step` into register buffer `step` % 2.
+  __device__ void read(uint32_t tile_a, uint32_t tile_b, int step) {
+#pragma unroll
+    for (int i = 0; i < kFragmentsM; ++i) reader_a_.read(a_[step % 2][i], tile_a, i, step);
+#pragma unroll
+    for (int j = 0; j < kFragmentsN; ++j) reader_b_.read(b_[step % 2][j], tile_b, j, step);
+  }
+
+  // Back and forth along N, so that neighbouring instructions share a fragment.
+  __device__ void multiply(int step) {
+#pragma unroll
+    for (int i = 0; i < kFragmentsM; ++i) {
+#pragma unroll
+      for (int jj = 0; jj < 2 * kFragmentsN; ++jj) {
+        const int j = i % 2 == 0 ? jj : 2 * kFragmentsN - 1 - jj;
+        const uint32_t(&b)[4] = b_[step % 2][j / 2];
+        mma<kMath>(accumulators_[i][j], a_[step % 2][i], b[j % 2 * 2], b[j % 2 * 2 + 1]);
+      }
+    }
+  }
+
+  // Moves the accumulators to this warp's slab of `shared`.
+  __device__ void stage(float* shared, int warp) {
+    float* corner = shared + warp * Cta::kStagedFloatsPerWarp + lane_ / 4 * Cta::kStagedPitch + lane_ % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kFragmentsM; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2 * kFragmentsN; ++j) {
+        float* at = corner + i * 16 * Cta::kStagedPitch + j * 8;
+        const float(&d)[4] = accumulators_[i][j];
+        *reinterpret_cast<float2*>(at) = make_float2(d[0], d[1]);
+        *reinterpret_cast<float2*>(at + 8 * Cta::kStagedPitch) = make_float2(d[2], d[3]);
+      }
+    }
+    __syncwarp();
+  }
+
+  // Writes the staged slab out through the epilogue.
+  __device__ void store(const GemmParams& params, const Tile& tile, const float* shared, int warp) const {
+    store_tile<Cta::kWarpM, Cta::kWarpN, Cta::kStagedPitch, 32>(
+        params, tile, tile.m + warp_m_, tile.n + warp_n_, shared + warp * Cta::kStagedFloatsPerWarp, lane_);
+  }
+
+ private:
+  int warp_m_, warp_n_, lane_;
+  FragmentReader<Operand::kA, TileA, kAKMajor, kMath> reader_a_;
+  FragmentReader<Operand::kB, TileB, kBKMajor, kMath> reader_b_;
+  uint32_t a_[2][kFragmentsM][4];
+  uint32_t b_[2][kFragmentsN][4];
+  float accumulators_[kFragmentsM][2 * kFragmentsN][4];
+};
+
+__device__ inline const void* batch_pointer(const GemmParams& params, const MatrixParams& matrix,
+                                            int64_t batch, int bytes) {
+  return static_cast<const char*>(matrix.pointer) + batch_offset(params, matrix, batch) * bytes;
+}
+
+// 16-byte aligned operands, one instantiation per layout.
+template <class Cta, Math kMath, bool kAKMajor, bool kBKMajor>
+__global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
+    mma_sync_kernel(const __grid_constant__ GemmParams params) {
+#if __CUDA_ARCH__ >= 800
+  constexpr int kBytes = kElementBytesOf<kMath>;
+  constexpr int kTileK = Cta::kKBytes / kBytes;
+  using TileA = SharedTile<kAKMajor, Cta::kBlockM, Cta::kKBytes, kBytes>;
+  using TileB = SharedTile<kBKMajor, Cta::kBlockN, Cta::kKBytes, kBytes>;
+  using LoaderA = AsyncLoader<TileA, kAKMajor, Cta::kKBytes, kBytes, Cta::kThreads>;
+  using LoaderB = AsyncLoader<TileB, kBKMajor, Cta::kKBytes, kBytes, Cta::kThreads>;
+  using Mma = WarpMma<Cta, TileA, TileB, kAKMajor, kBKMajor, kMath>;
+  constexpr int kSteps = Mma::kSteps;
+
+  // In shared memory, so that what the epilogue needs does not sit in registers through the mainloop.
+  __shared__ Tile tile;
+  extern __shared__ __align__(128) unsigned char shared[];  // stages of (A tile, B tile)
+  const uint32_t stages = ptx::shared_address(shared);
+  const int thread = threadIdx.x;
+  const int warp = thread / 32;
+  Mma warp_mma(warp, thread % 32);
+
+  const TileScheduler<Cta::kBlockM, Cta::kBlockN> scheduler(params);
+  for (int64_t index = blockIdx.x; index < scheduler.count(); index += gridDim.x) {
+    if (thread == 0) tile = scheduler.tile(index);
+    __syncthreads();
+    const int64_t k_length = tile.k_end - tile.k_begin;
+    const int k_tiles = static_cast<int>((k_length + kTileK - 1) / kTileK);
+    const int last_k = static_cast<int>(k_length - int64_t{k_tiles - 1} * kTileK);
+    LoaderA load_a(batch_pointer(params, params.a, tile.batch, kBytes), params.a.row_stride,
+                   params.a.col_stride, tile.m, params.m, tile.k_begin, last_k, thread);
+    LoaderB load_b(batch_pointer(params, params.b, tile.batch, kBytes), params.b.col_stride,
+                   params.b.row_stride, tile.n, params.n, tile.k_begin, last_k, thread);
+
+    int k_tiles_left = k_tiles;  // not yet requested
+    uint32_t filling = stages;
+    uint32_t reading = stages;
+    const auto next = [stages](uint32_t stage) {
+      stage += Cta::kStageBytes;
+      return stage == stages + Cta::kStages * Cta::kStageBytes ? stages : stage;
+    };
+    // Requests share `part` of kParts of the next k-tile; with the last share, moves on. Past the end zeros
+    // are written, so the pipeline needs no special end.
+    const auto request = [&]<bool kWhole, int kParts>(int part) {
+      if constexpr (kWhole) {
+        load_a.template issue<kParts>(filling, part);
+        load_b.template issue<kParts>(filling + TileA::kBytes, part);
+      } else {
+        load_a.template issue_last<kParts>(filling, part, k_tiles_left < 1);
+        load_b.template issue_last<kParts>(filling + TileA::kBytes, part, k_tiles_left < 1);
+      }
+      if (part == kParts - 1) {
+        ptx::cp_async_commit_group();
+        load_a.advance();
+        load_b.advance();
+        --k_tiles_left;
+        filling = next(filling);
+      }
+    };
+    // Multiplies one k-tile while the next but kStages - 2 is requested.
+    const auto multiply = [&]<bool kWhole>() {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        if (step == kSteps - 1) {
+          // The next stage has landed for this thread; the barrier makes that true for all, and lets the
+          // stage just read be filled again.
+          ptx::cp_async_wait_group<Cta::kStages - 2>();
+          __syncthreads();
+          reading = next(reading);
+        }
+        warp_mma.read(reading, reading + TileA::kBytes, (step + 1) % kSteps);
+        if (step < kSteps - 1) request.template operator()<kWhole, kSteps - 1>(step);
+        warp_mma.multiply(step);
+      }
+    };
+
+#pragma unroll
+    for (int s = 0; s < Cta::kStages - 1; ++s) {
+      if (k_tiles_left > 1) {
+        request.template operator()<true, 1>(0);
+      } else {
+        request.template operator()<false, 1>(0);
+      }
+    }
+    warp_mma.clear();
+    ptx::cp_async_wait_group<Cta::kStages - 2>();
+    __syncthreads();
+    warp_mma.read(reading, reading + TileA::kBytes, 0);
+
+    // One k-tile is multiplied for each one requested, kStages - 1 of them past the end.
+    while (k_tiles_left > 1) multiply.template operator()<true>();
+    while (k_tiles_left > 1 - Cta::kStages) multiply.template operator()<false>();
+
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();  // all fragments read: the stages become the epilogue's buffer
+    warp_mma.stage(reinterpret_cast<float*>(shared), warp);
+    warp_mma.store(params, tile, reinterpret_cast<float*>(shared), warp);
+    __syncthreads();
+  }
+#endif
+}
+
+// Any strides and alignment, FP32 operands rounded to FP16/BF16 on the way; layouts at run time.
+template <class Cta, Math kMath, class Source>
+__global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
+    mma_sync_staged_kernel(const __grid_constant__ GemmParams params) {
+#if __CUDA_ARCH__ >= 800
+  constexpr int kBytes = kElementBytesOf<kMath>;
+  constexpr int kTileK = Cta::kKBytes / kBytes;
+  using TileA = SharedTile<true, Cta::kBlockM, Cta::kKBytes, kBytes>;
+  using TileB = SharedTile<true, Cta::kBlockN, Cta::kKBytes, kBytes>;
+  using LoaderA = StagedLoader<TileA, kMath, Source, Cta::kKBytes, Cta::kThreads>;
+  using LoaderB = StagedLoader<TileB, kMath, Source, Cta::kKBytes, Cta::kThreads>;
+  using Mma = WarpMma<Cta, TileA, TileB, true, true, kMath>;
+  static_assert(Cta::kStages == 2);
+
+  // In shared memory, so that what the epilogue needs does not sit in registers through the mainloop.
+  __shared__ Tile tile;
+  extern __shared__ __align__(128) unsigned char shared[];  // two stages of (A tile, B tile)
+  const uint32_t stages = ptx::shared_address(shared);
+  const int thread = threadIdx.x;
+  const int warp = thread / 32;
+  Mma warp_mma(warp, thread % 32);
+
+  const TileScheduler<Cta::kBlockM, Cta::kBlockN> scheduler(params);
+  for (int64_t index = blockIdx.x; index < scheduler.count(); index += gridDim.x) {
+    if (thread == 0) tile = scheduler.tile(index);
+    __syncthreads();
+    LoaderA load_a(batch_pointer(params, params.a, tile.batch, sizeof(Source)), params.a.row_stride,
+                   params.a.col_stride, tile.m, params.m, tile.k_begin, tile.k_end, thread);
+    LoaderB load_b(batch_pointer(params, params.b, tile.batch, sizeof(Source)), params.b.col_stride,
+                   params.b.row_stride, tile.n, params.n, tile.k_begin, tile.k_end, thread);
+    const int64_t k_tiles = (tile.k_end - tile.k_begin + kTileK - 1) / kTileK;
+
+    warp_mma.clear();
+    uint32_t reading = stages;
+    uint32_t filling = stages;
+    if (k_tiles > 0) {
+      load_a.fetch();
+      load_b.fetch();
+      load_a.store(filling);
+      load_b.store(filling + TileA::kBytes);
+    }
+    __syncthreads();
+    for (int64_t k_tile = 0; k_tile < k_tiles; ++k_tile) {
+      const bool more = k_tile + 1 < k_tiles;
+      if (more) {
+        load_a.fetch();
+        load_b.fetch();
+      }
+#pragma unroll
+      for (int step = 0; step < Mma::kSteps; ++step) {
+        warp_mma.read(reading, reading + TileA::kBytes, step);
+        warp_mma.multiply(step);
+      }
+      filling = reading == stages ? stages + Cta::kStageBytes : stages;
+      if (more) {
+        load_a.store(filling);
+        load_b.store(filling + TileA::kBytes);
+      }
+      reading = filling;
+      __syncthreads();
+    }
+    warp_mma.stage(reinterpret_cast<float*>(shared), warp);
+    warp_mma.store(params, tile, reinterpret_cast<float*>(shared), warp);
+    __syncthreads();
+  }
+#endif
+}
+
+}  // namespace tgemm::sm80

@@ -1,0 +1,10 @@
+// The row of the kernel table for GEMM on mma.sync.
+#pragma once
+
+#include "gemm/plan.hpp"
+
+namespace tgemm {
+
+KernelEntry mma_sync_entry();
+
+}  // namespace tgemm

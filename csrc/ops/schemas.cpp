@@ -1,0 +1,47 @@
+// The ops that torch sees, in the namespace `tgemm`. Implementations: cpu.cpp, cuda.cpp. Fake tensors,
+// gradients and autocast: torch_gemm/_fake.py and torch_gemm/autograd.py.
+//
+// Rules that shaped the schemas: an argument named `kernel` breaks Inductor (hence `force_kernel`); the
+// .out overloads return nothing, because an op that returns its aliased `out` cannot be compiled.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(tgemm, m) {
+  m.def(
+      "matmul(Tensor a, Tensor b, *, ScalarType? out_dtype=None, str? precision=None, "
+      "str? force_kernel=None) -> Tensor");
+  m.def(
+      "matmul.out(Tensor a, Tensor b, *, ScalarType? out_dtype=None, str? precision=None, "
+      "str? force_kernel=None, Tensor(a!) out) -> ()");
+  m.def(
+      "linear(Tensor input, Tensor weight, Tensor? bias=None, Tensor? residual=None, *, "
+      "str? activation=None, ScalarType? out_dtype=None, str? precision=None, "
+      "bool static_weight=False, str? force_kernel=None) -> Tensor");
+  m.def(
+      "linear.out(Tensor input, Tensor weight, Tensor? bias=None, Tensor? residual=None, *, "
+      "str? activation=None, ScalarType? out_dtype=None, str? precision=None, "
+      "bool static_weight=False, str? force_kernel=None, Tensor(a!) out) -> ()");
+  // linear that also returns activation's argument, in the output's dtype: what a gradient needs.
+  m.def(
+      "_linear_preact(Tensor input, Tensor weight, Tensor? bias=None, Tensor? residual=None, *, "
+      "str activation, ScalarType? out_dtype=None, str? precision=None, "
+      "bool static_weight=False, str? force_kernel=None) -> (Tensor, Tensor)");
+  m.def(
+      "addmm(Tensor self, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1, "
+      "ScalarType? out_dtype=None, str? precision=None, str? force_kernel=None) -> Tensor");
+  m.def(
+      "addmm.out(Tensor self, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1, "
+      "ScalarType? out_dtype=None, str? precision=None, str? force_kernel=None, "
+      "Tensor(a!) out) -> ()");
+
+  // Introspection; the strings are JSON. Implemented by the CUDA library.
+  m.def("_kernels() -> str");
+  m.def("_device(int index) -> str");
+  m.def("_stats() -> str");
+  m.def("_reset_stats() -> ()");
+  m.def("_set_fallback(str policy) -> ()");
+  // How act(a @ b + bias) + residual would run. linear(input, weight) is a = input, b = weight.T.
+  m.def(
+      "_plan(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, *, "
+      "str? activation=None, ScalarType? out_dtype=None, str? precision=None, "
+      "str? force_kernel=None) -> str");
+}

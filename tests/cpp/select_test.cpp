@@ -1,0 +1,477 @@
+// select() on cards that need not be in this machine: who runs what, why the others do not, and that the
+// choice is a function of the problem and the card alone.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string>
+
+#include "device/params.hpp"
+#include "gemm/plan.hpp"
+
+namespace tgemm {
+namespace {
+
+constexpr int kKiB = 1024;
+
+// Figures from the vendor's data sheets; shared memory from the CUDA programming guide.
+Device h200() { return {"H200", 90, 132, 227 * kKiB, 228 * kKiB, 50 << 20, 1.98, 4.45e6}; }
+Device h100_pcie() { return {"H100 PCIe", 90, 114, 227 * kKiB, 228 * kKiB, 50 << 20, 1.755, 1.9e6}; }
+Device h20() { return {"H20", 90, 78, 227 * kKiB, 228 * kKiB, 60 << 20, 1.98, 3.8e6}; }
+Device a100() { return {"A100", 80, 108, 163 * kKiB, 164 * kKiB, 40 << 20, 1.41, 1.4e6}; }
+Device rtx3090() { return {"RTX 3090", 86, 82, 99 * kKiB, 100 * kKiB, 6 << 20, 1.695, 0.85e6}; }
+Device t4() { return {"T4", 75, 40, 64 * kKiB, 64 * kKiB, 4 << 20, 1.59, 0.27e6}; }
+Device v100() { return {"V100", 70, 80, 96 * kKiB, 96 * kKiB, 6 << 20, 1.53, 0.8e6}; }
+
+// As nn.Linear: both operands K-major, aligned.
+Problem linear_problem(int64_t m, int64_t n, int64_t k, DType dtype,
+                       Precision precision = Precision::kIeee) {
+  Problem problem;
+  problem.m = m;
+  problem.n = n;
+  problem.k = k;
+  problem.a = {dtype, k, 1, {}, 16};
+  problem.b = {dtype, 1, k, {}, 16};
+  problem.out = {dtype, n, 1, {}, 16};
+  problem.precision = precision;
+  return problem;
+}
+
+Problem f16(int64_t m, int64_t n, int64_t k) { return linear_problem(m, n, k, DType::kFloat16); }
+Problem f32(int64_t m, int64_t n, int64_t k) { return linear_problem(m, n, k, DType::kFloat32); }
+
+std::string chosen(const Problem& problem, const Device& device, std::string_view force = {}) {
+  const Selection selection = select(problem, device, force);
+  EXPECT_TRUE(selection.plan.has_value()) << selection.error;
+  EXPECT_EQ(selection.error, "");
+  return selection.plan ? std::string(selection.plan->kernel->name) : "";
+}
+
+std::string refusal(const Problem& problem, const Device& device, std::string_view force = {}) {
+  const Selection selection = select(problem, device, force);
+  EXPECT_FALSE(selection.plan.has_value()) << to_string(*selection.plan);
+  // One sentence: no line breaks, and not empty.
+  EXPECT_NE(selection.error, "");
+  EXPECT_EQ(selection.error.find('\n'), std::string::npos);
+  return selection.error;
+}
+
+#define EXPECT_CONTAINS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+const KernelEntry& kernel(std::string_view name) {
+  for (const KernelEntry& entry : kernel_table()) {
+    if (entry.name == name) return entry;
+  }
+  ADD_FAILURE() << "no kernel " << name;
+  return kernel_table()[0];
+}
+
+// --- The table -------------------------------------------------------------------------------------
+
+TEST(KernelTable, RowsAreComplete) {
+  std::set<std::string_view> names;
+  for (const KernelEntry& entry : kernel_table()) {
+    EXPECT_TRUE(names.insert(entry.name).second) << entry.name << " is there twice";
+    EXPECT_NE(entry.description, "");
+    EXPECT_NE(entry.rejects, nullptr);
+    EXPECT_NE(entry.cost_us, nullptr);
+    EXPECT_NE(entry.launch, nullptr);
+    EXPECT_FALSE(entry.configs.empty());
+    std::set<std::string_view> configs;
+    for (const TileConfig& config : entry.configs) {
+      SCOPED_TRACE(std::string(entry.name) + ":" + std::string(config.name));
+      EXPECT_TRUE(configs.insert(config.name).second) << "there twice";
+      EXPECT_EQ(config.threads % 32, 0);
+      EXPECT_GT(config.threads, 0);
+      EXPECT_LE(config.threads, 1024);
+      EXPECT_GE(config.stages, 1);
+      EXPECT_GE(config.ctas_per_sm, 1);
+      EXPECT_GT(config.mac_per_cycle, 0.0);
+      EXPECT_GT(config.shared_memory_bytes, 0);
+      // The largest that any card grants, with what the runtime reserves per CTA (1 KiB).
+      EXPECT_LE(config.shared_memory_bytes, 227 * kKiB);
+      EXPECT_LE(config.ctas_per_sm * (config.shared_memory_bytes + kKiB), 228 * kKiB);
+      EXPECT_LE(config.ctas_per_sm * config.threads, 2048);
+      // "128x256...": the tile comes first in the name.
+      const std::string tile =
+          std::to_string(config.block_m) + "x" + std::to_string(config.block_n);
+      EXPECT_TRUE(config.name.starts_with(tile)) << "names another tile than " << tile;
+      EXPECT_EQ(config.name.find_first_of(",: "), std::string_view::npos)
+          << "force_kernel could not name it";
+    }
+  }
+  EXPECT_TRUE(names.contains("simt"));
+  EXPECT_TRUE(names.contains("mma_sync"));
+}
+
+TEST(KernelTable, TilesSpanTheRangeThatWasAskedFor) {
+  std::set<std::pair<int, int>> tiles;
+  for (const TileConfig& config : kernel("mma_sync").configs) tiles.insert({config.block_m, config.block_n});
+  EXPECT_TRUE(tiles.contains({64, 64}));
+  EXPECT_TRUE(tiles.contains({128, 256}));
+}
+
+// --- Who runs what ---------------------------------------------------------------------------------
+
+TEST(Select, HalfPrecisionRunsOnTensorCores) {
+  for (const Device& device : {h200(), h100_pcie(), h20(), a100(), rtx3090()}) {
+    SCOPED_TRACE(device.name);
+    for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      EXPECT_EQ(chosen(linear_problem(4096, 4096, 4096, dtype), device), "mma_sync");
+      EXPECT_EQ(chosen(linear_problem(1, 4096, 4096, dtype), device), "mma_sync");
+    }
+  }
+}
+
+TEST(Select, FullPrecisionStaysOnTheFmaPipes) {
+  for (const Device& device : {h200(), h20(), a100(), rtx3090(), t4()}) {
+    SCOPED_TRACE(device.name);
+    EXPECT_EQ(chosen(f32(4096, 4096, 4096), device), "simt");
+    EXPECT_EQ(chosen(f32(3, 5, 7), device), "simt");
+  }
+}
+
+TEST(Select, LowerPrecisionsOfFloat32RunOnTensorCores) {
+  for (Precision precision : {Precision::kTf32, Precision::kBf16, Precision::kFp16}) {
+    SCOPED_TRACE(to_string(precision));
+    EXPECT_EQ(chosen(linear_problem(512, 512, 512, DType::kFloat32, precision), h200()), "mma_sync");
+    EXPECT_EQ(chosen(linear_problem(511, 513, 127, DType::kFloat32, precision), a100()), "mma_sync");
+  }
+}
+
+TEST(Select, TuringHasNoTensorCoreKernel) {
+  std::vector<Candidate> report;
+  const Selection selection = select(f16(512, 512, 512), t4(), "", &report);
+  ASSERT_TRUE(selection.plan.has_value()) << selection.error;
+  EXPECT_EQ(selection.plan->kernel->name, "simt");
+  int refused = 0;
+  for (const Candidate& candidate : report) {
+    if (candidate.plan.kernel->name != "mma_sync") continue;
+    EXPECT_CONTAINS(candidate.reason, "8.0");
+    ++refused;
+  }
+  EXPECT_EQ(refused, static_cast<int>(kernel("mma_sync").configs.size()));
+}
+
+TEST(Select, WhatHasNoKernelIsOneSentence) {
+  const std::string three =
+      refusal(linear_problem(512, 512, 512, DType::kFloat32, Precision::k3xTf32), h200());
+  EXPECT_CONTAINS(three, "3xtf32");
+  EXPECT_CONTAINS(three, "512x512x512");
+  EXPECT_CONTAINS(three, "H200");
+  const std::string old = refusal(f32(512, 512, 512), v100());
+  EXPECT_CONTAINS(old, "7.5");
+  EXPECT_CONTAINS(old, "V100");
+  // TF32 on a card without it.
+  EXPECT_CONTAINS(refusal(linear_problem(8, 8, 8, DType::kFloat32, Precision::kTf32), t4()), "T4");
+}
+
+TEST(Select, EveryShapeStrideAndAlignmentHasAPlan) {
+  for (const Device& device : {h200(), h20(), a100(), rtx3090(), t4()}) {
+    for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
+      for (int64_t m : {1, 7, 64, 1000, 3000000}) {
+        for (int64_t n : {1, 5, 768, 50257}) {
+          for (int64_t k : {0, 1, 63, 4095, 65536}) {
+            for (int alignment : {2, 8, 16}) {
+              Problem problem = linear_problem(m, n, k, dtype);
+              problem.a.address_alignment = std::max(alignment, bytes_per_element(dtype));
+              problem.b.row_stride = 3;  // every third element: no unit stride at all
+              problem.b.col_stride = 3 * k;
+              EXPECT_TRUE(select(problem, device).plan) << device.name << " " << to_string(problem);
+              problem.a = {dtype, 1, m, {}, alignment};
+              problem.b = {dtype, n, 1, {}, 16};
+              EXPECT_TRUE(select(problem, device).plan) << device.name << " " << to_string(problem);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Select, PlansFitTheDevice) {
+  for (const Device& device : {h200(), a100(), rtx3090(), t4()}) {
+    for (const Problem& problem : {f16(4096, 4096, 4096), f32(4096, 4096, 4096), f16(1021, 2039, 4093)}) {
+      std::vector<Candidate> report;
+      select(problem, device, "", &report);
+      for (const Candidate& candidate : report) {
+        if (!candidate.reason.empty()) continue;
+        EXPECT_LE(candidate.plan.config->shared_memory_bytes, device.max_shared_memory_per_block)
+            << to_string(candidate.plan) << " on " << device.name;
+      }
+    }
+  }
+}
+
+// --- The report ------------------------------------------------------------------------------------
+
+TEST(Select, ReportsEveryConfigurationWithATimeOrAReason) {
+  for (const Problem& problem : {f16(4096, 4096, 4096), f32(100, 100, 100), f16(33, 35, 37)}) {
+    std::vector<Candidate> report;
+    const Selection selection = select(problem, h200(), "", &report);
+    ASSERT_TRUE(selection.plan.has_value());
+    std::set<const TileConfig*> seen;
+    double best = INFINITY;
+    for (const Candidate& candidate : report) {
+      ASSERT_NE(candidate.plan.kernel, nullptr);
+      ASSERT_NE(candidate.plan.config, nullptr);
+      seen.insert(candidate.plan.config);
+      if (candidate.reason.empty()) {
+        EXPECT_GT(candidate.plan.predicted_us, 0.0);
+        EXPECT_TRUE(std::isfinite(candidate.plan.predicted_us));
+        best = std::min(best, candidate.plan.predicted_us);
+      }
+    }
+    size_t configs = 0;
+    for (const KernelEntry& entry : kernel_table()) {
+      if (entry.automatic) configs += entry.configs.size();
+    }
+    EXPECT_EQ(seen.size(), configs);
+    EXPECT_EQ(selection.plan->predicted_us, best) << "the cheapest is taken";
+  }
+}
+
+TEST(Select, PredictsNothingFasterThanTheMemory) {
+  for (const Device& device : {h200(), a100()}) {
+    for (const Problem& problem : {f16(16, 14336, 4096), f16(1, 4096, 4096), f32(64, 64, 65536)}) {
+      const Selection selection = select(problem, device);
+      ASSERT_TRUE(selection.plan.has_value());
+      const double bytes = bytes_per_element(problem.a.dtype) *
+                           double(problem.m * problem.k + problem.k * problem.n + problem.m * problem.n);
+      EXPECT_GE(selection.plan->predicted_us, bytes / device.memory_bytes_per_us);
+    }
+  }
+}
+
+TEST(Select, MoreSmsAreNeverPredictedSlower) {
+  for (const Problem& problem : {f16(4096, 4096, 4096), f16(512, 4096, 4096), f32(2048, 2048, 2048)}) {
+    double previous = INFINITY;
+    for (int sms : {78, 114, 132}) {
+      Device device = h200();
+      device.sm_count = sms;
+      const Selection selection = select(problem, device);
+      ASSERT_TRUE(selection.plan.has_value());
+      EXPECT_LE(selection.plan->predicted_us, previous) << sms << " SMs, " << to_string(problem);
+      previous = selection.plan->predicted_us;
+    }
+  }
+}
+
+// --- Determinism -----------------------------------------------------------------------------------
+
+TEST(Select, SameProblemSamePlan) {
+  for (int sms : {78, 114, 132}) {
+    Device device = h200();
+    device.sm_count = sms;
+    for (const Problem& problem : {f16(4096, 4096, 4096), f16(64, 64, 65536), f32(128, 512, 32768)}) {
+      const Selection first = select(problem, device);
+      std::vector<Candidate> report;
+      const Selection second = select(problem, device, "", &report);
+      ASSERT_TRUE(first.plan && second.plan);
+      EXPECT_EQ(first.plan->kernel, second.plan->kernel);
+      EXPECT_EQ(first.plan->config, second.plan->config);
+      EXPECT_EQ(first.plan->split_k, second.plan->split_k);
+      EXPECT_EQ(first.plan->workspace_bytes, second.plan->workspace_bytes);
+      // Forcing a plan by the name it prints gives that plan.
+      const Selection forced = select(problem, device, to_string(*first.plan));
+      ASSERT_TRUE(forced.plan.has_value()) << forced.error;
+      EXPECT_EQ(forced.plan->config, first.plan->config);
+      EXPECT_EQ(forced.plan->workspace_bytes, first.plan->workspace_bytes);
+      EXPECT_EQ(to_string(*forced.plan), to_string(*first.plan));
+    }
+  }
+}
+
+TEST(Select, EpilogueAndScalarsDoNotChangeThePrecisionOfTheSum) {
+  // alpha and beta are values, not shapes: the plan, and so the order of summation, ignores them.
+  Problem problem = f16(64, 64, 65536);
+  const std::string before = to_string(*select(problem, h200()).plan);
+  problem.epilogue.alpha = 0.25f;
+  problem.epilogue.beta = 3.0f;
+  EXPECT_EQ(to_string(*select(problem, h200()).plan), before);
+}
+
+// --- Split-K ---------------------------------------------------------------------------------------
+
+TEST(SplitK, FillsTheCardWhenThereAreFewTiles) {
+  for (int sms : {78, 114, 132}) {
+    Device device = h200();
+    device.sm_count = sms;
+    for (const Problem& problem : {f16(64, 64, 65536), f16(128, 512, 32768), f16(256, 256, 16384)}) {
+      const Selection selection = select(problem, device);
+      ASSERT_TRUE(selection.plan.has_value());
+      EXPECT_GT(selection.plan->split_k, 1) << sms << " SMs, " << to_string(problem);
+      const int64_t tiles =
+          ((problem.m + selection.plan->config->block_m - 1) / selection.plan->config->block_m) *
+          ((problem.n + selection.plan->config->block_n - 1) / selection.plan->config->block_n);
+      EXPECT_LE(tiles * selection.plan->split_k,
+                int64_t{sms} * selection.plan->config->ctas_per_sm)
+          << "more splits than the card holds at once";
+    }
+  }
+}
+
+TEST(SplitK, IsNotUsedWhenTheTilesFillTheCardOrKIsShort) {
+  for (const Problem& problem : {f16(4096, 4096, 4096), f16(8192, 8192, 8192), f16(128, 128, 64),
+                                 f32(4096, 4096, 4096), f16(64, 64, 0)}) {
+    const Selection selection = select(problem, h200());
+    ASSERT_TRUE(selection.plan.has_value());
+    EXPECT_EQ(selection.plan->split_k, 1) << to_string(problem);
+    EXPECT_EQ(selection.plan->workspace_bytes, 0u) << to_string(problem);
+  }
+}
+
+TEST(SplitK, WorkspaceHoldsOnePartialSumPerSplit) {
+  Problem problem = f16(100, 101, 8192);
+  problem.batch_dims = 1;
+  problem.batch_size = {3};
+  problem.a.batch_stride = {100 * 8192};
+  problem.b.batch_stride = {101 * 8192};
+  problem.out.batch_stride = {100 * 101};
+  const std::string name(kernel("mma_sync").configs.back().name);
+  const Selection selection = select(problem, h200(), "mma_sync:" + name + ",split_k=4");
+  ASSERT_TRUE(selection.plan.has_value()) << selection.error;
+  EXPECT_EQ(selection.plan->split_k, 4);
+  // FP32, rows padded to four columns.
+  EXPECT_EQ(selection.plan->workspace_bytes, size_t{4} * 3 * 100 * 104 * sizeof(float));
+}
+
+TEST(SplitK, WorkspaceOfLargeOutputsIsCountedInSixtyFourBits) {
+  const Selection selection = select(f16(65536, 65536, 4096), h200(), "mma_sync,split_k=2");
+  ASSERT_TRUE(selection.plan.has_value()) << selection.error;
+  EXPECT_EQ(selection.plan->workspace_bytes, size_t{2} * 65536 * 65536 * 4);
+}
+
+TEST(SplitK, SlicesCoverKExactlyOnceInWholeTiles) {
+  Operands operands;
+  for (int64_t k : {1, 63, 64, 65, 1000, 4096, 4097, 65536}) {
+    for (int split_k : {2, 3, 7, 16, 128}) {
+      const Problem problem = f16(64, 64, k);
+      const Selection selection =
+          select(problem, h200(), "mma_sync,split_k=" + std::to_string(split_k));
+      ASSERT_TRUE(selection.plan.has_value()) << selection.error;
+      const GemmParams params = make_params(*selection.plan, problem, operands);
+      EXPECT_EQ(params.split_k, split_k);
+      EXPECT_EQ(params.k_per_split % selection.plan->config->block_k, 0);
+      EXPECT_GE(params.k_per_split * split_k, k) << "the end of K would be left out";
+      EXPECT_EQ(params.workspace_pitch % 4, 0);
+      EXPECT_GE(params.workspace_pitch, problem.n);
+    }
+  }
+}
+
+// --- What reaches the kernels ----------------------------------------------------------------------
+
+TEST(Params, VectorEpilogueOnlyWhereEverythingIsAligned) {
+  const auto vectorises = [](const Problem& problem) {
+    const Selection selection = select(problem, h200());
+    EXPECT_TRUE(selection.plan.has_value()) << selection.error;
+    return make_params(*selection.plan, problem, Operands{}).vector_epilogue;
+  };
+  Problem problem = f16(64, 64, 64);
+  EXPECT_TRUE(vectorises(problem));
+  problem.n = 63;
+  EXPECT_FALSE(vectorises(problem)) << "odd n";
+  problem = f16(64, 64, 64);
+  problem.out.row_stride = 66;
+  EXPECT_FALSE(vectorises(problem)) << "odd leading stride";
+  problem = f16(64, 64, 64);
+  problem.out.address_alignment = 4;
+  EXPECT_FALSE(vectorises(problem)) << "address";
+  problem = f16(64, 64, 64);
+  problem.batch_dims = 1;
+  problem.batch_size = {2};
+  problem.out.batch_stride = {64 * 64 + 2};
+  EXPECT_FALSE(vectorises(problem)) << "batch stride";
+  problem = f16(64, 64, 64);
+  problem.epilogue.has_bias = true;
+  problem.epilogue.bias = {DType::kFloat16, 0, 1, {}, 2};
+  EXPECT_FALSE(vectorises(problem)) << "address of the bias";
+  problem.epilogue.bias.address_alignment = 8;
+  EXPECT_TRUE(vectorises(problem));
+  problem.epilogue.has_residual = true;
+  problem.epilogue.residual = {DType::kFloat32, 64, 1, {}, 8};
+  EXPECT_FALSE(vectorises(problem)) << "address of the residual";
+}
+
+TEST(Params, AbsentOperandsAreNull) {
+  const Problem problem = f16(64, 64, 64);
+  const Selection selection = select(problem, h200());
+  int memory = 0;
+  Operands operands;
+  operands.a = operands.b = operands.bias = operands.residual = &memory;
+  operands.out = operands.preact = &memory;
+  const GemmParams params = make_params(*selection.plan, problem, operands);
+  EXPECT_EQ(params.a.pointer, &memory);
+  EXPECT_EQ(params.bias.pointer, nullptr) << "the epilogue has no bias";
+  EXPECT_EQ(params.residual.pointer, nullptr);
+  EXPECT_EQ(params.preact.pointer, nullptr);
+}
+
+// --- force_kernel ----------------------------------------------------------------------------------
+
+TEST(Force, NarrowsTheChoice) {
+  const Problem problem = f16(512, 512, 512);
+  EXPECT_EQ(chosen(problem, h200(), "simt"), "simt");
+  EXPECT_EQ(chosen(problem, h200(), "mma_sync"), "mma_sync");
+  for (const TileConfig& config : kernel("mma_sync").configs) {
+    const std::string force = "mma_sync:" + std::string(config.name);
+    const Selection selection = select(problem, h200(), force);
+    ASSERT_TRUE(selection.plan.has_value()) << selection.error;
+    EXPECT_EQ(selection.plan->config, &config);
+    const Selection split = select(problem, h200(), force + ",split_k=4");
+    ASSERT_TRUE(split.plan.has_value()) << split.error;
+    EXPECT_EQ(split.plan->config, &config);
+    EXPECT_EQ(split.plan->split_k, 4);
+    EXPECT_EQ(to_string(*split.plan), force + ",split_k=4");
+    const Selection whole = select(problem, h200(), force + ",split_k=1");
+    ASSERT_TRUE(whole.plan.has_value()) << whole.error;
+    EXPECT_EQ(whole.plan->split_k, 1);
+    EXPECT_EQ(to_string(*whole.plan), force);
+  }
+}
+
+TEST(Force, ReportsOnlyWhatWasAsked) {
+  std::vector<Candidate> report;
+  select(f16(512, 512, 512), h200(), "simt", &report);
+  EXPECT_FALSE(report.empty());
+  for (const Candidate& candidate : report) EXPECT_EQ(candidate.plan.kernel->name, "simt");
+}
+
+TEST(Force, SaysWhyAKernelCannotRun) {
+  const std::string on_turing = refusal(f16(512, 512, 512), t4(), "mma_sync");
+  EXPECT_CONTAINS(on_turing, "mma_sync cannot run 512x512x512");
+  EXPECT_CONTAINS(on_turing, "8.0");
+  EXPECT_CONTAINS(refusal(f32(512, 512, 512), h200(), "mma_sync"), "mma_sync cannot run");
+  const Problem tf32 = linear_problem(512, 512, 512, DType::kFloat32, Precision::kTf32);
+  EXPECT_CONTAINS(refusal(tf32, h200(), "simt"), "tf32");
+}
+
+TEST(Force, NamesWhatExistsWhenANameIsUnknown) {
+  const std::string kernels = refusal(f16(512, 512, 512), h200(), "wgmmma");
+  EXPECT_CONTAINS(kernels, "\"wgmmma\"");
+  EXPECT_CONTAINS(kernels, "mma_sync");
+  EXPECT_CONTAINS(kernels, "simt");
+  const std::string configs = refusal(f16(512, 512, 512), h200(), "mma_sync:1x1");
+  EXPECT_CONTAINS(configs, "\"1x1\"");
+  for (const TileConfig& config : kernel("mma_sync").configs) EXPECT_CONTAINS(configs, config.name);
+}
+
+TEST(Force, RefusesWhatItCannotParse) {
+  const std::string config(kernel("mma_sync").configs.front().name);
+  for (const std::string& force :
+       {std::string("mma_sync:"), std::string(":128x128"), std::string("mma_sync,"),
+        "mma_sync:" + config + ",", "mma_sync:" + config + ",split_k", "mma_sync:" + config + ",split_k=",
+        "mma_sync:" + config + ",split_k=0", "mma_sync:" + config + ",split_k=-1",
+        "mma_sync:" + config + ",split_k=two", "mma_sync:" + config + ",split_k=2x",
+        "mma_sync:" + config + ",split_k=99999999999", "mma_sync:" + config + ",stages=3",
+        std::string(",split_k=2")}) {
+    const std::string error = refusal(f16(512, 512, 512), h200(), force);
+    EXPECT_CONTAINS(error, "\"" + force + "\"");
+    EXPECT_CONTAINS(error, "form");
+  }
+}
+
+}  // namespace
+}  // namespace tgemm

@@ -1,0 +1,412 @@
+"""Random GEMM problems in poisoned memory, compared with FP64.
+
+Every operand is a window in a larger buffer: around an input lie NaNs, which must not leak into the
+result, and around the output lies a guard pattern, which must stay as it is. Outputs are filled with
+NaN before each call. The comparison runs on the operands' device without a single synchronisation;
+`Ledger.verify` reads all verdicts at once, so that tens of thousands of problems take seconds.
+
+`torch_gemm`'s ops are the same on every device, so the CPU tests run this file as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import environ
+
+import torch
+from torch import Tensor
+
+import torch_gemm  # noqa: F401  (registers the ops)
+
+# Drawn anew for each run; set TGEMM_TEST_SEED to repeat one.
+BASE_SEED = int(environ.get("TGEMM_TEST_SEED") or secrets.randbelow(2**31))
+
+GUARD = 64  # elements before and after each window: keeps its 16-byte alignment for every dtype
+GUARD_VALUE = -1280.0  # exact in every dtype, and no result of the problems here
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How operands are stored and how they are multiplied."""
+
+    dtype: torch.dtype
+    precision: str | None = None
+
+
+MODES = {
+    "fp16": Mode(torch.float16),
+    "bf16": Mode(torch.bfloat16),
+    "fp32": Mode(torch.float32, "ieee"),
+    "fp32/tf32": Mode(torch.float32, "tf32"),
+    "fp32/bf16": Mode(torch.float32, "bf16"),
+    "fp32/fp16": Mode(torch.float32, "fp16"),
+}
+
+# Which of a matrix's two dimensions is contiguous, for a (m, k) and b (k, n): "n" is row-major, "t"
+# is column-major.
+LAYOUTS = ("nn", "nt", "tn", "tt")
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Where a matrix starts and how its leading stride is rounded, in elements."""
+
+    offset: int = 0
+    odd_stride: bool = False
+
+
+ALIGNMENTS = {
+    "aligned": Alignment(),
+    "odd stride": Alignment(odd_stride=True),
+    "offset 1": Alignment(offset=1),
+    "offset 2": Alignment(offset=2),
+    "offset 4": Alignment(offset=4),
+}
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What happens to the product: act(alpha * product + bias) + beta * residual."""
+
+    bias: bool = False
+    activation: str | None = None
+    residual: str | None = None  # "full", "row" (1, n), "column" (m, 1)
+    out_dtype: torch.dtype | None = None
+    preact: bool = False  # also ask for the value before the activation
+    alpha: float = 1.0  # alpha and beta go through addmm, whose `self` is the residual
+    beta: float = 1.0
+    bias_dtype: torch.dtype | None = None  # default: the operands'
+    residual_dtype: torch.dtype | None = None
+
+
+EPILOGUES = {
+    "none": Epilogue(),
+    "bias": Epilogue(bias=True),
+    "relu": Epilogue(activation="relu"),
+    "gelu": Epilogue(bias=True, activation="gelu"),
+    "gelu_tanh": Epilogue(bias=True, activation="gelu_tanh"),
+    "silu": Epilogue(bias=True, activation="silu"),
+    "residual": Epilogue(residual="full"),
+    "fp32 out": Epilogue(out_dtype=torch.float32),
+    "preact": Epilogue(bias=True, activation="gelu", preact=True),
+    "everything": Epilogue(
+        bias=True,
+        activation="silu",
+        residual="full",
+        out_dtype=torch.float32,
+        bias_dtype=torch.float32,
+        residual_dtype=torch.float32,
+    ),
+    "residual row": Epilogue(bias=True, activation="relu", residual="row"),
+    "residual column": Epilogue(residual="column"),
+    "addmm": Epilogue(residual="full", alpha=0.5, beta=-1.5),
+    "addmm row": Epilogue(residual="row", alpha=-2.0, beta=0.25),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem. Prints as what to type to see it again."""
+
+    m: int
+    n: int
+    k: int
+    mode: str = "fp16"
+    layout: str = "nt"
+    alignment: str = "aligned"
+    epilogue: str = "none"
+    out_layout: str = "row"  # or "column"
+    scale: float = 1.0  # of both operands
+    force_kernel: str | None = None
+    seed: int = 0
+
+
+def accuracy_constant(kernel: str | None, k: int) -> float:
+    """The c of the accuracy contract, |out - ref| <= 0.51 ulp(ref) + c * 2^-24 * (|A| @ |B| + ...).
+
+    True FP32 multiply-adds round to nearest, so that their errors average out: for random operands
+    they stay below 3 * 2^-24 * |A| @ |B| at any K. Tensor Cores truncate when they add to the
+    accumulator, always towards zero: there the error grows with the number of additions, which is
+    K / 16 (K / 8 for TF32), against a sum that grows with sqrt(K).
+    """
+    family = (kernel or "").partition(":")[0]
+    return 6.0 if family == "simt" else 6.0 + math.sqrt(k) / 4
+
+
+def place(values: Tensor, alignment: Alignment, column_major: bool, fill: float) -> Tensor:
+    """Copies a matrix into a window of a new buffer that is otherwise full of `fill`.
+
+    The leading stride leaves a gap between rows (columns), so the window has neighbours on all sides.
+    """
+    rows, columns = values.shape
+    minor, major = (rows, columns) if column_major else (columns, rows)
+    per_vector = 16 // values.element_size()
+    leading = (minor + 2) | 1 if alignment.odd_stride else (minor // per_vector + 2) * per_vector
+    start = GUARD + alignment.offset
+    whole = values.new_full((start + major * leading + GUARD,), fill)
+    strides = (1, leading) if column_major else (leading, 1)
+    window = whole.as_strided((rows, columns), strides, start)
+    window.copy_(values)
+    return window
+
+
+def whole_of(window: Tensor) -> Tensor:
+    """The buffer in which `place` put a window."""
+    size = window.untyped_storage().nbytes() // window.element_size()
+    return window.as_strided((size,), (1,), 0)
+
+
+def round_operand(values: Tensor, mode: Mode) -> Tensor:
+    """FP64 values that a kernel multiplies when it is given `values` in this mode."""
+    if mode.precision == "tf32":
+        # To nearest, ties away from zero, like the instruction cvt.rna.tf32.
+        bits = (values.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF
+        return bits.view(torch.float32).double()
+    if mode.precision in ("bf16", "fp16"):
+        narrow = torch.bfloat16 if mode.precision == "bf16" else torch.float16
+        return values.to(narrow).double()
+    return values.double()
+
+
+def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Spacing of the numbers of `dtype` around FP64 `values`, subnormal ones included."""
+    info = torch.finfo(dtype)
+    digits = -round(math.log2(info.eps))
+    smallest = round(math.log2(info.smallest_normal))
+    _, exponent = torch.frexp(values)  # |values| = m * 2^exponent with m in [0.5, 1)
+    exponent = torch.where(values == 0, smallest, exponent - 1).clamp_min(smallest) - digits
+    return torch.ldexp(torch.ones_like(values), exponent)
+
+
+def activate(values: Tensor, activation: str | None) -> Tensor:
+    """The activation in the precision of `values`."""
+    functional = torch.nn.functional
+    if activation is None:
+        return values
+    if activation == "gelu_tanh":
+        return functional.gelu(values, approximate="tanh")
+    return {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}[activation](
+        values
+    )
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of one problem; bias and residual may be absent."""
+
+    a: Tensor  # (m, k)
+    b: Tensor  # (k, n)
+    bias: Tensor | None
+    residual: Tensor | None
+
+
+def draw(case: Case, device: str) -> Operands:
+    """Fresh normally distributed operands, each in a window of its own amid NaNs."""
+    mode, epilogue = MODES[case.mode], EPILOGUES[case.epilogue]
+    generator = torch.Generator(device).manual_seed(BASE_SEED + case.seed)
+    alignment = ALIGNMENTS[case.alignment]
+
+    def matrix(
+        rows: int, columns: int, column_major: bool, dtype: torch.dtype, scale: float = 1.0
+    ) -> Tensor:
+        values = torch.randn(rows, columns, generator=generator, device=device)
+        return place((values * scale).to(dtype), alignment, column_major, math.nan)
+
+    a = matrix(case.m, case.k, case.layout[0] == "t", mode.dtype, case.scale)
+    b = matrix(case.k, case.n, case.layout[1] == "t", mode.dtype, case.scale)
+    bias = residual = None
+    if epilogue.bias:
+        bias = matrix(1, case.n, False, epilogue.bias_dtype or mode.dtype)[0]
+    if epilogue.residual is not None:
+        rows = 1 if epilogue.residual == "row" else case.m
+        columns = 1 if epilogue.residual == "column" else case.n
+        # Now and then against the grain of the output.
+        column_major = (case.out_layout == "column") != (case.seed % 5 == 0)
+        residual = matrix(rows, columns, column_major, epilogue.residual_dtype or mode.dtype)
+    return Operands(a, b, bias, residual)
+
+
+def call(case: Case, operands: Operands, out: Tensor) -> None:
+    """Computes into `out` with the op that has the case's epilogue."""
+    mode, epilogue = MODES[case.mode], EPILOGUES[case.epilogue]
+    tgemm = torch.ops.tgemm
+    options = {
+        "precision": mode.precision,
+        "out_dtype": epilogue.out_dtype,
+        "force_kernel": case.force_kernel,
+    }
+    a, b, bias, residual = operands.a, operands.b, operands.bias, operands.residual
+    if epilogue.alpha != 1.0 or epilogue.beta != 1.0:
+        tgemm.addmm.out(
+            residual, a, b, beta=epilogue.beta, alpha=epilogue.alpha, out=out, **options
+        )
+    elif epilogue == Epilogue(out_dtype=epilogue.out_dtype):
+        tgemm.matmul.out(a, b, out=out, **options)
+    else:
+        tgemm.linear.out(
+            a, b.t(), bias, residual, activation=epilogue.activation, out=out, **options
+        )
+
+
+@dataclass(frozen=True)
+class Reference:
+    """FP64 truth and what the contract is relative to, both (m, n)."""
+
+    preact: Tensor
+    out: Tensor
+    preact_magnitude: Tensor
+    magnitude: Tensor
+
+
+def reference(case: Case, operands: Operands) -> Reference:
+    """The same computation in FP64, from the operands as the mode rounds them."""
+    mode, epilogue = MODES[case.mode], EPILOGUES[case.epilogue]
+    a, b = round_operand(operands.a, mode), round_operand(operands.b, mode)
+    preact = epilogue.alpha * (a @ b)
+    magnitude = abs(epilogue.alpha) * (a.abs() @ b.abs())
+    if operands.bias is not None:
+        bias = operands.bias.double()
+        preact = preact + bias
+        magnitude = magnitude + bias.abs()
+    out, preact_magnitude = activate(preact, epilogue.activation), magnitude
+    if operands.residual is not None:
+        residual = epilogue.beta * operands.residual.double()
+        out = out + residual
+        magnitude = magnitude + residual.abs()
+    return Reference(preact, out, preact_magnitude, magnitude)
+
+
+def excess(actual: Tensor, truth: Tensor, magnitude: Tensor, c: float) -> Tensor:
+    """Largest error as a share of what the contract allows (0-d); infinite if a value is not finite."""
+    if actual.numel() == 0:
+        return torch.zeros((), dtype=torch.float64, device=actual.device)
+    allowed = 0.51 * ulp(truth, actual.dtype) + c * 2.0**-24 * magnitude
+    share = (actual.double() - truth).abs() / allowed
+    return share.nan_to_num(nan=math.inf, posinf=math.inf).max()
+
+
+def assert_product(
+    actual: Tensor, a: Tensor, b: Tensor, mode: str | None = None, kernel: str | None = None
+) -> None:
+    """Fails unless `actual` is torch.matmul(a, b), shape included, within the accuracy contract."""
+    how = MODES[mode] if mode else Mode(a.dtype)
+    a64, b64 = round_operand(a, how), round_operand(b, how)
+    truth = torch.matmul(a64, b64)
+    assert actual.shape == truth.shape, (actual.shape, truth.shape)
+    k = a.shape[-1]
+    magnitude = torch.matmul(a64.abs(), b64.abs())
+    share = excess(actual, truth, magnitude, accuracy_constant(kernel, k)).item()
+    assert share <= 1.0, f"the error is {share:.3g} times what the accuracy contract allows"
+
+
+def _differs(actual: Tensor, expected: Tensor) -> Tensor:
+    """1.0 (0-d) if any bit differs, 0.0 otherwise."""
+    bits = torch.int32 if actual.element_size() == 4 else torch.int16
+    different = actual.contiguous().view(bits) != expected.contiguous().view(bits)
+    return different.any().double()
+
+
+VERDICTS = (
+    "error as a share of the contract",
+    "guard around the output overwritten",
+    "bits differ between two runs",
+    "error of the pre-activation as a share of the contract",
+)
+
+
+def check(case: Case, device: str) -> Tensor:
+    """Runs a case twice; returns the four VERDICTS, FP64 on the device: each must be at most 1 or 0."""
+    mode, epilogue = MODES[case.mode], EPILOGUES[case.epilogue]
+    operands = draw(case, device)
+    out_dtype = epilogue.out_dtype or mode.dtype
+    poison = torch.full((case.m, case.n), math.nan, dtype=out_dtype, device=device)
+    out = place(poison, ALIGNMENTS[case.alignment], case.out_layout == "column", GUARD_VALUE)
+    call(case, operands, out)
+    first = out.clone()
+    out.fill_(math.nan)
+    call(case, operands, out)
+    repeated = _differs(first, out)
+    out.fill_(GUARD_VALUE)
+    guard = (whole_of(out) != GUARD_VALUE).any().double()
+
+    truth = reference(case, operands)
+    c = accuracy_constant(case.force_kernel, case.k)
+    worst = excess(first, truth.out, truth.magnitude, c)
+    worst_preact = torch.zeros_like(worst)
+    if epilogue.preact:
+        fused, preact = torch.ops.tgemm._linear_preact(
+            operands.a,
+            operands.b.t(),
+            operands.bias,
+            operands.residual,
+            activation=epilogue.activation,
+            out_dtype=epilogue.out_dtype,
+            precision=mode.precision,
+            force_kernel=case.force_kernel,
+        )
+        worst = torch.maximum(worst, excess(fused, truth.out, truth.magnitude, c))
+        worst_preact = excess(preact, truth.preact, truth.preact_magnitude, c)
+    return torch.stack([worst, guard, repeated, worst_preact])
+
+
+class Ledger:
+    """Collects the verdicts of many cases and reads them back once.
+
+    Args:
+        device: where the cases run.
+        count: called with the number of problems when they have been verified.
+    """
+
+    def __init__(self, device: str, count: Callable[[int], None] = lambda problems: None) -> None:
+        self.device = device
+        self.worst = 0.0  # largest share of the contract that any verified case used
+        self._count = count
+        self._drawn = 0
+        self._cases: list[Case] = []
+        self._verdicts: list[Tensor] = []
+
+    def check(self, case: Case) -> None:
+        """Runs one case; a wrong result shows in `verify`, an error is raised here, with the case."""
+        self._drawn += 1
+        case = dataclasses.replace(case, seed=case.seed or self._drawn)
+        try:
+            self._verdicts.append(check(case, self.device))
+        except Exception as error:
+            raise AssertionError(f"{case} (TGEMM_TEST_SEED={BASE_SEED}): {error}") from error
+        self._cases.append(case)
+
+    def verify(self) -> int:
+        """Waits for all cases and returns their number.
+
+        Raises:
+            AssertionError: naming the first cases that broke a promise, and which.
+        """
+        if not self._cases:
+            raise AssertionError("no problem was checked")
+        verdicts = torch.stack(self._verdicts).cpu()
+        failures = []
+        for case, row in zip(self._cases, verdicts.tolist(), strict=True):
+            limits = (1.0, 0.0, 0.0, 1.0)
+            broken = [
+                f"{name}: {value:.3g}"
+                for name, value, limit in zip(VERDICTS, row, limits, strict=True)
+                if not value <= limit
+            ]
+            if broken:
+                failures.append(f"{case}\n    {'; '.join(broken)}")
+        checked = len(self._cases)
+        self.worst = max(self.worst, verdicts[:, 0].max().item())
+        self._cases.clear()
+        self._verdicts.clear()
+        if failures:
+            listed = "\n".join(failures[:10])
+            raise AssertionError(
+                f"{len(failures)} of {checked} problems failed (TGEMM_TEST_SEED={BASE_SEED}):\n"
+                f"{listed}"
+            )
+        self._count(checked)
+        return checked

@@ -1,0 +1,85 @@
+"""Hand-written GEMM kernels as PyTorch ops: `torch.ops.tgemm.matmul`, `linear` and `addmm`.
+
+Importing registers the ops and changes nothing else; it does not initialise CUDA.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from typing import Any
+
+import torch
+
+from torch_gemm import _fake, _library, autograd, nn  # noqa: F401  (register with torch)
+from torch_gemm.ops import addmm, linear, matmul
+from torch_gemm.replacement import replace, restore
+
+try:
+    __version__ = importlib.metadata.version("torch_gemm")
+except importlib.metadata.PackageNotFoundError:  # imported from a source tree
+    __version__ = "0+source"
+
+__all__ = [
+    "addmm",
+    "kernels",
+    "linear",
+    "matmul",
+    "nn",
+    "replace",
+    "reset_stats",
+    "restore",
+    "set_fallback",
+    "stats",
+]
+
+FALLBACK_POLICIES = ("allow", "warn", "error")
+
+
+def kernels() -> list[dict[str, Any]]:
+    """The kernel families of the CUDA library, whatever GPU there is.
+
+    Returns:
+        One dict per family: "name", "description", "automatic" (False: runs only when forced),
+        "splits_k", and "configs", each with "name", "block_m", "block_n", "block_k", "threads",
+        "stages" and "shared_memory_bytes". ``f"{name}:{config}"`` is what `force_kernel` takes.
+
+    Raises:
+        RuntimeError: the CUDA library is not loaded; the sentence says why.
+    """
+    return json.loads(torch.ops.tgemm._kernels())
+
+
+def stats() -> dict[str, dict[str, int]]:
+    """How often each kernel ran on CUDA in this process, and what went to ATen instead.
+
+    Returns:
+        {"kernels": {"mma_sync:128x256x64": 12, ...}, "fallbacks": {"matmul: float64": 1, ...}}. Both are
+        empty where the CUDA library is not loaded: on the CPU every op is computed by ATen.
+    """
+    if _library.cuda_missing is not None:
+        return {"kernels": {}, "fallbacks": {}}
+    return json.loads(torch.ops.tgemm._stats())
+
+
+def reset_stats() -> None:
+    """Sets all counters of `stats` back to zero."""
+    if _library.cuda_missing is None:
+        torch.ops.tgemm._reset_stats()
+
+
+def set_fallback(policy: str) -> None:
+    """What happens when CUDA operands (float64, complex) can only be multiplied by ATen.
+
+    Args:
+        policy: "allow" (count it in `stats`), "warn" (the default: also warn, once for each op and
+            dtype) or "error".
+
+    Raises:
+        ValueError: the policy is unknown.
+    """
+    if policy not in FALLBACK_POLICIES:
+        known = ", ".join(FALLBACK_POLICIES)
+        raise ValueError(f"tgemm: the fallback policy is {policy!r}, and must be one of {known}")
+    if _library.cuda_missing is None:
+        torch.ops.tgemm._set_fallback(policy)

@@ -1,0 +1,250 @@
+"""The ops as Python functions: `torch.ops.tgemm.*` with docstrings, torch's FP32 precision flags, `out=`
+that is returned, and TypeError and ValueError where Python code expects them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_gemm import _library  # noqa: F401  (registers the ops)
+
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+PRECISIONS = ("ieee", "tf32", "3xtf32", "bf16", "fp16")
+
+_matmul = torch.ops.tgemm.matmul.default
+_matmul_out = torch.ops.tgemm.matmul.out
+_linear = torch.ops.tgemm.linear.default
+_linear_out = torch.ops.tgemm.linear.out
+_addmm = torch.ops.tgemm.addmm.default
+_addmm_out = torch.ops.tgemm.addmm.out
+
+
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+    force_kernel: str | None = None,
+) -> Tensor:
+    """Matrix product of two tensors, with the shapes of `torch.matmul`.
+
+    Args:
+        a: (K,), (M, K) or (..., M, K), any strides; float16, bfloat16 or float32. float64 and complex
+            go to ATen (on CUDA under the fallback policy), on the CPU integers as well.
+        b: (K,), (K, N) or (..., K, N), of the same dtype and on the same device. Batch dimensions
+            broadcast.
+        out: receives the result, and is returned: exactly the result's shape and dtype, any strides
+            under which its elements do not overlap, no memory shared with the operands.
+        out_dtype: dtype of the result, rounded once from FP32: float16, bfloat16 or float32. None: the
+            operands'.
+        precision: how FP32 operands are multiplied, ignored for others: "ieee" (true FP32), "tf32",
+            "3xtf32" (FP32-accurate on Tensor Cores), "bf16", "fp16" (operands rounded, accumulated in
+            FP32). None: "tf32" where torch's own flags allow it for CUDA matmuls, otherwise "ieee".
+        force_kernel: the kernel to run instead of the one that would be chosen, e.g. "simt",
+            "mma_sync:128x128x64" or "mma_sync:128x128x64,split_k=4" (see `kernels()`).
+
+    Returns:
+        The product, contiguous, in the shape of `torch.matmul`. With K = 0 it is zeros.
+
+    Raises:
+        TypeError: an argument is of the wrong Python type.
+        ValueError: `precision` is unknown.
+        RuntimeError: shapes, dtypes, devices or layouts do not fit, `out` does not fit or overlaps an
+            operand, or the forced kernel cannot run; one sentence says which.
+    """
+    _check_tensors("matmul", a=a, b=b)
+    _check_options("matmul", out, out_dtype, precision, force_kernel)
+    if precision is None:
+        precision = fp32_precision(a)
+    if out is None:
+        return _matmul(a, b, out_dtype=out_dtype, precision=precision, force_kernel=force_kernel)
+    _matmul_out(a, b, out_dtype=out_dtype, precision=precision, force_kernel=force_kernel, out=out)
+    return out
+
+
+def linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+    static_weight: bool = False,
+    force_kernel: str | None = None,
+) -> Tensor:
+    """``activation(input @ weight.T + bias) + residual`` in one kernel.
+
+    Args:
+        input: (K,) or (..., K), any strides; float16, bfloat16 or float32 (others: see `matmul`).
+        weight: (N, K), as in `torch.nn.Linear`, of the same dtype and on the same device.
+        bias: (N,), in the operands' dtype, the output's or float32.
+        residual: broadcasts to the output's shape; dtypes as for the bias. It is added after the
+            activation.
+        activation: None, "relu", "gelu" (the erf form), "gelu_tanh" or "silu".
+        out: as in `matmul`; it may be exactly `residual`, which accumulates in place.
+        out_dtype, precision, force_kernel: as in `matmul`.
+        static_weight: promises that no kernel still running writes `weight`, which lets a kernel
+            fetch it early. Right for the frozen weights of inference; wrong if an optimiser step is
+            in flight.
+
+    Returns:
+        (N,) or (..., N), contiguous. The epilogue is applied in FP32 and rounded once.
+
+    Raises:
+        TypeError: an argument is of the wrong Python type.
+        ValueError: `activation` or `precision` is unknown.
+        RuntimeError: as in `matmul`.
+    """
+    _check_tensors("linear", input=input, weight=weight)
+    if bias is not None:
+        _check_tensors("linear", bias=bias)
+    if residual is not None:
+        _check_tensors("linear", residual=residual)
+    if activation is not None and activation not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise ValueError(
+            f"tgemm.linear: activation is {activation!r}, and must be None or one of {known}"
+        )
+    _check_options("linear", out, out_dtype, precision, force_kernel)
+    if precision is None:
+        precision = fp32_precision(input)
+    if out is None:
+        return _linear(
+            input,
+            weight,
+            bias,
+            residual,
+            activation=activation,
+            out_dtype=out_dtype,
+            precision=precision,
+            static_weight=static_weight,
+            force_kernel=force_kernel,
+        )
+    _linear_out(
+        input,
+        weight,
+        bias,
+        residual,
+        activation=activation,
+        out_dtype=out_dtype,
+        precision=precision,
+        static_weight=static_weight,
+        force_kernel=force_kernel,
+        out=out,
+    )
+    return out
+
+
+def addmm(
+    self: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    *,
+    beta: float = 1.0,
+    alpha: float = 1.0,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+    force_kernel: str | None = None,
+) -> Tensor:
+    """``beta * self + alpha * (mat1 @ mat2)`` in one kernel.
+
+    Args:
+        self: broadcasts to (M, N); the operands' dtype, the output's or float32. With beta = 0 it is
+            never read, so that NaN in it does not reach the result.
+        mat1: (M, K), any strides; dtypes as in `matmul`.
+        mat2: (K, N), of the same dtype and on the same device.
+        beta, alpha: factors, applied in FP32.
+        out: as in `matmul`; it may be exactly `self`, which accumulates in place.
+        out_dtype, precision, force_kernel: as in `matmul`.
+
+    Returns:
+        (M, N), contiguous.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as in `matmul`.
+    """
+    _check_tensors("addmm", self=self, mat1=mat1, mat2=mat2)
+    _check_options("addmm", out, out_dtype, precision, force_kernel)
+    if precision is None:
+        precision = fp32_precision(mat1)
+    if out is None:
+        return _addmm(
+            self,
+            mat1,
+            mat2,
+            beta=beta,
+            alpha=alpha,
+            out_dtype=out_dtype,
+            precision=precision,
+            force_kernel=force_kernel,
+        )
+    _addmm_out(
+        self,
+        mat1,
+        mat2,
+        beta=beta,
+        alpha=alpha,
+        out_dtype=out_dtype,
+        precision=precision,
+        force_kernel=force_kernel,
+        out=out,
+    )
+    return out
+
+
+def fp32_precision(operand: Tensor) -> str | None:
+    """The precision that torch's flags ask for: "tf32" or None (true FP32).
+
+    Read from ``torch.backends.cuda.matmul.fp32_precision``, which ``allow_tf32`` and
+    ``torch.set_float32_matmul_precision`` set as well, and ``torch.backends.fp32_precision`` by
+    default. None for operands that are not float32 on CUDA.
+    """
+    if operand.dtype is not torch.float32 or not operand.is_cuda:
+        return None
+    return _cuda_fp32_precision()
+
+
+@torch.compiler.assume_constant_result
+def _cuda_fp32_precision() -> str | None:
+    # The private getter answers in every torch >= 2.10 without the warnings of `allow_tf32`. torch.compile
+    # takes the answer as a constant, and guards on allow_tf32 itself.
+    return "tf32" if torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32" else None
+
+
+def _check_tensors(op: str, **operands: object) -> None:
+    for name, operand in operands.items():
+        if not isinstance(operand, Tensor):
+            raise TypeError(
+                f"tgemm.{op}: {name} must be a Tensor, and is a {type(operand).__name__}"
+            )
+
+
+def _check_options(
+    op: str,
+    out: object,
+    out_dtype: object,
+    precision: object,
+    force_kernel: object,
+) -> None:
+    if out is not None and not isinstance(out, Tensor):
+        raise TypeError(f"tgemm.{op}: out must be a Tensor, and is a {type(out).__name__}")
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise TypeError(
+            f"tgemm.{op}: out_dtype must be a torch.dtype, and is a {type(out_dtype).__name__}"
+        )
+    if precision is not None and precision not in PRECISIONS:
+        known = ", ".join(PRECISIONS)
+        raise ValueError(
+            f"tgemm.{op}: precision is {precision!r}, and must be None or one of {known}"
+        )
+    if force_kernel is not None and not isinstance(force_kernel, str):
+        raise TypeError(
+            f"tgemm.{op}: force_kernel must be a str, and is a {type(force_kernel).__name__}"
+        )
