@@ -70,19 +70,20 @@ test: lint test-cpp test-python
 test-cpp: build $(STAMPS)/dev
 	@bash tests/cpp/run.sh $(VENV)
 
-test-python: build $(STAMPS)/dev
+test-python: build $(STAMPS)/dev $(STAMPS)/demo
 	@$(PY) -m pytest $(ARGS)
 
 test-gpu: build $(STAMPS)/dev
 	@$(PY) -m pytest -m gpu $(ARGS)
 
 bench: build $(STAMPS)/dev
-	@$(PY) -m torch_gemm bench $(ARGS)
+	@$(PY) -m benchmarks.side_by_side $(or $(ARGS),--suite foundation)
 
 lint: $(STAMPS)/dev
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+	@$(PY) -m benchmarks.render --check
 
 format: $(STAMPS)/dev
 	@$(PY) -m ruff check --fix .

@@ -59,10 +59,19 @@ class CMakeBuild(build_ext):
         for command in (
             [*configure, *shlex.split(os.environ.get("CMAKE_ARGS", ""))],
             [cmake, "--build", str(BUILD), "--target", "build_record", "--parallel", jobs],
-            [cmake, "--install", str(BUILD), "--prefix", str(prefix), *([] if in_place else ["--strip"])],
+            [
+                cmake,
+                "--install",
+                str(BUILD),
+                "--prefix",
+                str(prefix),
+                *([] if in_place else ["--strip"]),
+            ],
         ):
             if subprocess.run(command, cwd=ROOT).returncode != 0:
-                sys.exit(f"torch_gemm could not be built; the command that failed: {shlex.join(command)}")
+                sys.exit(
+                    f"torch_gemm could not be built; the command that failed: {shlex.join(command)}"
+                )
 
     def get_outputs(self) -> list[str]:
         folder = Path(self.build_lib) / "torch_gemm" / "lib"

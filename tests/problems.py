@@ -179,7 +179,8 @@ def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
     smallest = round(math.log2(info.smallest_normal))
     _, exponent = torch.frexp(values)  # |values| = m * 2^exponent with m in [0.5, 1)
     exponent = torch.where(values == 0, smallest, exponent - 1).clamp_min(smallest) - digits
-    return torch.ldexp(torch.ones_like(values), exponent)
+    # Powers of two from their bits: exact, where pow() need not be.
+    return ((exponent.long() + 1023) << 52).view(torch.float64)
 
 
 def activate(values: Tensor, activation: str | None) -> Tensor:
@@ -290,17 +291,33 @@ def excess(actual: Tensor, truth: Tensor, magnitude: Tensor, c: float) -> Tensor
 
 
 def assert_product(
-    actual: Tensor, a: Tensor, b: Tensor, mode: str | None = None, kernel: str | None = None
+    actual: Tensor,
+    a: Tensor,
+    b: Tensor,
+    mode: str | None = None,
+    kernel: str | None = None,
+    name: str = "the product",
 ) -> None:
-    """Fails unless `actual` is torch.matmul(a, b), shape included, within the accuracy contract."""
+    """Fails unless `actual` is torch.matmul(a, b), shape included, within the accuracy contract.
+
+    Args:
+        actual: what an op returned.
+        a: its first operand.
+        b: its second operand.
+        mode: of MODES; by default the operands multiply as they are.
+        kernel: the kernel that was forced, for its accuracy constant.
+        name: of the problem, for the message.
+    """
     how = MODES[mode] if mode else Mode(a.dtype)
     a64, b64 = round_operand(a, how), round_operand(b, how)
     truth = torch.matmul(a64, b64)
-    assert actual.shape == truth.shape, (actual.shape, truth.shape)
+    assert actual.shape == truth.shape, (name, actual.shape, truth.shape)
     k = a.shape[-1]
     magnitude = torch.matmul(a64.abs(), b64.abs())
     share = excess(actual, truth, magnitude, accuracy_constant(kernel, k)).item()
-    assert share <= 1.0, f"the error is {share:.3g} times what the accuracy contract allows"
+    assert share <= 1.0, (
+        f"the error of {name} is {share:.3g} times what the accuracy contract allows"
+    )
 
 
 def _differs(actual: Tensor, expected: Tensor) -> Tensor:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from test_ops import FlagPrecision
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_gemm
@@ -20,7 +21,7 @@ ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")
 
 
 def leaf(*sizes: int, dtype: torch.dtype = f64, grad: bool = True) -> Tensor:
-    return torch.randn(*sizes, dtype=torch.float64).to(dtype).requires_grad_(grad)
+    return torch.randn(sizes, dtype=torch.float64).to(dtype).requires_grad_(grad)
 
 
 def check_gradients(function: Any, *inputs: Tensor) -> None:
@@ -280,6 +281,53 @@ def test_precision_reaches_the_backward_gemms():
     assert not torch.equal(rounded, exact)
 
 
+def test_forward_mode_is_refused():
+    """A dropped tangent would be a silent zero."""
+    x, weight = torch.randn(3, 5), torch.randn(4, 5)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        for call in (tgemm.linear, torch_gemm.linear):
+            with pytest.raises(NotImplementedError) as caught:
+                call(dual, weight)
+            assert str(caught.value) == "tgemm: forward-mode derivatives are not supported"
+        assert torch.equal(torch_gemm.linear(x, weight), tgemm.linear(x, weight))
+
+
+def test_vmap_loops():
+    x, weight = torch.randn(6, 3, 5), torch.randn(4, 5)
+    for call in (tgemm.linear, torch_gemm.linear):
+        batched = torch.vmap(lambda row, call=call: call(row, weight, activation="gelu"))(x)
+        assert torch.equal(batched, tgemm.linear(x, weight, activation="gelu"))
+
+
+def test_checkpointing():
+    x, weight = leaf(3, 5), leaf(4, 5)
+
+    def block(x: Tensor) -> Tensor:
+        return tgemm.linear(x, weight, activation="gelu")
+
+    plain = torch.autograd.grad(block(x).sum(), (x, weight))
+    again = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(again.sum(), (x, weight)), plain)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_wrapper_has_the_same_gradients(activation):
+    x, weight, bias = leaf(3, 5), leaf(4, 5), leaf(4)
+    ours = torch_gemm.linear(x, weight, bias, activation=activation)
+    ops = tgemm.linear(x, weight, bias, activation=activation)
+    assert ours.grad_fn is not None
+    torch.testing.assert_close(
+        torch.autograd.grad(ours.sum(), (x, weight, bias)),
+        torch.autograd.grad(ops.sum(), (x, weight, bias)),
+    )
+    with torch.no_grad():
+        assert torch.equal(torch_gemm.linear(x, weight, bias, activation=activation), ops)
+        assert not torch_gemm.linear(x, weight, bias).requires_grad
+    with torch.inference_mode():
+        assert torch.equal(torch_gemm.linear(x, weight, bias, activation=activation), ops)
+
+
 def test_nn_linear_trains():
     torch.manual_seed(0)
     layer = torch_gemm.nn.Linear(5, 1, activation="gelu")
@@ -348,18 +396,6 @@ def test_backward_inside_autocast_stays_exact():
         (inside,) = torch.autograd.grad(out, x, grad, retain_graph=True)
     (outside,) = torch.autograd.grad(out, x, grad)
     assert torch.equal(inside, outside)
-
-
-def test_functorch_transforms():
-    x, weight = torch.randn(3, 5, dtype=f64), torch.randn(4, 5, dtype=f64)
-
-    def loss(weight: Tensor) -> Tensor:
-        return tgemm.linear(x, weight, activation="silu").sum()
-
-    def torchs(weight: Tensor) -> Tensor:
-        return functional.silu(functional.linear(x, weight)).sum()
-
-    torch.testing.assert_close(torch.func.grad(loss)(weight), torch.func.grad(torchs)(weight))
 
 
 def test_wrapper_takes_the_flags_into_the_graph():

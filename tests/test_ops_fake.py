@@ -167,6 +167,7 @@ def all_calls() -> list[str]:
     return [*samples(), *out_samples()]
 
 
+@pytest.mark.filterwarnings("ignore:Using `self` or `self_` as an argument:UserWarning")
 @pytest.mark.parametrize("name", all_calls())
 def test_opcheck(name):
     op, args, options = (samples() | out_samples())[name]
@@ -225,7 +226,8 @@ def test_unbacked_sizes():
 
 
 @pytest.mark.parametrize(
-    ("a_strides", "b_strides"), itertools.product(["rows", "columns", "expanded"], repeat=2)
+    ("a_strides", "b_strides"),
+    list(itertools.product(["rows", "columns", "expanded"], repeat=2)),
 )
 def test_output_strides_do_not_depend_on_the_operands(a_strides, b_strides):
     def matrix(rows: int, columns: int, how: str) -> Tensor:

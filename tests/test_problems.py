@@ -97,7 +97,7 @@ def test_a_read_beside_an_operand_is_caught(monkeypatch):
 
 
 def test_an_error_names_the_case():
-    with pytest.raises(AssertionError, match="m=3.*TGEMM_TEST_SEED"):
+    with pytest.raises(AssertionError, match=r"m=3.*TGEMM_TEST_SEED"):
         Ledger("cpu").check(Case(3, 3, 3, force_kernel=7))
 
 

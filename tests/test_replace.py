@@ -308,7 +308,7 @@ def test_foreign_layers_are_reported():
     model.adapter = LowRank()
     report = torch_gemm.replace(model)
     assert report.replaced == ()
-    assert "quantised layer (some_package.quantization.QuantLinear)" == reasons(report)["quantised"]
+    assert reasons(report)["quantised"] == "quantised layer (some_package.quantization.QuantLinear)"
     assert reasons(report)["adapter"].startswith("layer of another type (test_replace.LowRank")
     for name in ("adapter.base_layer", "adapter.down"):
         assert "adapter" in reasons(report)[name]
@@ -392,7 +392,7 @@ def test_compiled_model():
 
 def test_a_linear_layer_is_no_model():
     for layer in (nn.Linear(3, 4), torch_gemm.nn.Linear(3, 4)):
-        with pytest.raises(TypeError, match="this model is itself one: use .*from_linear"):
+        with pytest.raises(TypeError, match=r"this model is itself one: use .*from_linear"):
             torch_gemm.replace(layer)
     with pytest.raises(TypeError, match=r"expects a torch.nn.Module, and got a dict"):
         torch_gemm.replace({})

@@ -43,7 +43,9 @@ def run(*command: str | Path) -> None:
 def check_machine() -> None:
     """Ends the program with one sentence if the machine lacks what cannot be installed from here."""
     if sys.version_info < (3, 10):  # noqa: UP036 - also run by the Python that happens to be there
-        sys.exit(f"[setup] Python {sys.version.split()[0]} is too old: Python 3.10 or newer is needed.")
+        sys.exit(
+            f"[setup] Python {sys.version.split()[0]} is too old: Python 3.10 or newer is needed."
+        )
     if importlib.util.find_spec("ensurepip") is None:
         sys.exit(
             "[setup] this Python cannot make virtual environments: install its venv module "
@@ -78,7 +80,9 @@ def provide_nvcc(python: Path) -> None:
     """Installs nvcc beside torch, unless the machine has one or wants none."""
     if os.environ.get("TGEMM_CPU_ONLY", "").lower() in {"1", "on", "true", "yes"}:
         return say("TGEMM_CPU_ONLY is set: only the CPU library will be built.")
-    answer = subprocess.run([python, "-c", ASK_ENVIRONMENT], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [python, "-c", ASK_ENVIRONMENT], capture_output=True, text=True, check=True
+    )
     torch, cuda, runtime, packaged_nvcc = answer.stdout.split("\n")[:4]
     if cuda == "None":
         return say(f"torch {torch} has no CUDA: only the CPU library will be built.")

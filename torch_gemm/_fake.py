@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from torch_gemm import _library
 from torch_gemm.ops import ACTIVATIONS, PRECISIONS
@@ -26,6 +25,16 @@ def _check(condition: Any, sentence: str) -> None:
     """For what is known without sizes."""
     if not condition:
         raise RuntimeError(sentence)
+
+
+def _is_one(size: Any) -> bool:
+    """Whether a size is known to be 1; one that depends on data is taken as another."""
+    if isinstance(size, int):
+        return size == 1
+    # Costs more than a second to import, so it waits for a symbolic size.
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(size == 1)
 
 
 def _shape(sizes: Sequence[Any]) -> str:
@@ -130,7 +139,7 @@ def _check_residual(
     if residual.dim() > len(sizes):
         raise RuntimeError(sentence())
     for own, size in zip(residual.shape, sizes[len(sizes) - residual.dim() :], strict=True):
-        if not guard_or_false(own == 1):
+        if not _is_one(own):
             torch._check(own == size, sentence)
 
 
@@ -169,9 +178,9 @@ def _matmul_sizes(op: str, a: Tensor, b: Tensor) -> list[Any]:
     batch_b = [1] * (batch - len(batch_b)) + batch_b
     sizes = []
     for size_a, size_b in zip(batch_a, batch_b, strict=True):
-        if guard_or_false(size_a == 1):
+        if _is_one(size_a):
             sizes.append(size_b)
-        elif guard_or_false(size_b == 1):
+        elif _is_one(size_b):
             sizes.append(size_a)
         else:
             torch._check(

@@ -57,13 +57,15 @@ def _load(name: str) -> str | None:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        undefined = re.search(r"undefined symbol: (\w+)", str(error))
+        # Newer versions of torch wrap the dynamic linker's words.
+        words = str(error.__cause__ or error)
+        undefined = re.search(r"undefined symbol: (\w+)", words)
         if undefined:
             return (
                 f"torch_gemm's library {path} does not fit torch {torch.__version__}, which has no "
                 f"symbol {undefined[1]}; reinstall torch_gemm."
             )
-        reason = " ".join(str(error).split())
+        reason = " ".join(words.split())
         return f"torch_gemm's library {path} could not be loaded: {reason}"
     loaded[name] = path
     return None

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from torch_gemm import _library
 
@@ -30,13 +31,25 @@ _LINEAR_PREACT = _tgemm._linear_preact.default
 _ADDMM, _ADDMM_OUT = _tgemm.addmm.default, _tgemm.addmm.out
 
 
+_AFTER_AUTOGRAD = _C._after_autograd_keyset
+
+
 def _below_autograd(op: Any, keyset: Any, *args: Any, **options: Any) -> Any:
     with _C._AutoDispatchBelowAutograd():
-        return op.redispatch(keyset & _C._after_autograd_keyset, *args, **options)
+        return op.redispatch(keyset & _AFTER_AUTOGRAD, *args, **options)
 
 
 def _wants_gradient(*tensors: Tensor | None) -> bool:
+    if forward_ad._current_level >= 0:
+        _refuse_tangents(tensors)
     return torch.is_grad_enabled() and _C._any_requires_grad(*tensors)
+
+
+def _refuse_tangents(tensors: tuple[Tensor | None, ...]) -> None:
+    """Dropping a tangent would be a derivative of zero, without a word."""
+    for tensor in tensors:
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError("tgemm: forward-mode derivatives are not supported")
 
 
 # --- The backward GEMMs ---------------------------------------------------------------------------
@@ -165,7 +178,11 @@ def _activation_gradient(grad: Tensor, saved: Tensor, activation: str) -> Tensor
     if activation == "relu":
         return _aten.threshold_backward(grad, saved, 0)
     if activation == "silu":
-        return _aten.silu_backward(grad, saved)
+        if not torch.is_grad_enabled():
+            return _aten.silu_backward(grad, saved)
+        # torch has no derivative of silu_backward.
+        gate = saved.sigmoid()
+        return grad * gate * (1 + saved * (1 - gate))
     approximate = "tanh" if activation == "gelu_tanh" else "none"
     return _aten.gelu_backward(grad, saved, approximate=approximate)
 

@@ -63,7 +63,8 @@ def run(arguments: argparse.Namespace) -> None:
     folder = model_folder(arguments.model)
     sentences = load_sentences()
 
-    stock = Embedder.load(folder, device, dtype)
+    with console.status("loading the model"):
+        stock = Embedder.load(folder, device, dtype)
     fused = stock.twin()
     report = torch_gemm.replace(fused.model)
     where = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
@@ -77,10 +78,11 @@ def run(arguments: argparse.Namespace) -> None:
         raise CommandError(f"{folder} has no nn.Linear layer that could be replaced.")
 
     torch_gemm.reset_stats()
-    tokens = stock.tokenize(sentences)
-    index = Index(sentences, stock.embed(tokens), fused.embed(tokens))
-    stats = torch_gemm.stats()
-    times = _interleaved_medians(stock, fused, tokens.batch(len(tokens.batches) // 2))
+    with console.status("embedding the sentences with both models"):
+        tokens = stock.tokenize(sentences)
+        index = Index(sentences, stock.embed(tokens), fused.embed(tokens))
+        stats = torch_gemm.stats()
+        times = _interleaved_medians(stock, fused, tokens.batch(len(tokens.batches) // 2))
 
     if arguments.query is not None:
         _answer(console, index, stock, fused, arguments.query, arguments.top)

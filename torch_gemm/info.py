@@ -75,7 +75,7 @@ def _libraries() -> Table:
     for name, path in _library.loaded.items():
         table.add_row(name, str(path))
     for name, value in (_digest.build_record() or {}).items():
-        table.add_row(name.replace("_", " "), _text(value))
+        table.add_row(f"built: {name.replace('_', ' ')}", _text(value))
     return table
 
 

@@ -4,8 +4,11 @@ that is returned, and TypeError and ValueError where Python code expects them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from torch_gemm import _library  # noqa: F401  (registers the ops)
 
@@ -55,13 +58,13 @@ def matmul(
         RuntimeError: shapes, dtypes, devices or layouts do not fit, `out` does not fit or overlaps an
             operand, or the forced kernel cannot run; one sentence says which.
     """
-    _check_tensors("matmul", a=a, b=b)
-    _check_options("matmul", out, out_dtype, precision, force_kernel)
-    if precision is None:
-        precision = fp32_precision(a)
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        _raise_for_operands("matmul", a=a, b=b)
+    options = _options("matmul", a, out_dtype, precision, force_kernel)
     if out is None:
-        return _matmul(a, b, out_dtype=out_dtype, precision=precision, force_kernel=force_kernel)
-    _matmul_out(a, b, out_dtype=out_dtype, precision=precision, force_kernel=force_kernel, out=out)
+        return _call(_matmul, (a, b), options)
+    _check_out("matmul", out)
+    _matmul_out(a, b, out=out, **options)
     return out
 
 
@@ -101,43 +104,27 @@ def linear(
         ValueError: `activation` or `precision` is unknown.
         RuntimeError: as in `matmul`.
     """
-    _check_tensors("linear", input=input, weight=weight)
-    if bias is not None:
-        _check_tensors("linear", bias=bias)
-    if residual is not None:
-        _check_tensors("linear", residual=residual)
-    if activation is not None and activation not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise ValueError(
-            f"tgemm.linear: activation is {activation!r}, and must be None or one of {known}"
-        )
-    _check_options("linear", out, out_dtype, precision, force_kernel)
-    if precision is None:
-        precision = fp32_precision(input)
+    if not (
+        isinstance(input, Tensor)
+        and isinstance(weight, Tensor)
+        and (bias is None or isinstance(bias, Tensor))
+        and (residual is None or isinstance(residual, Tensor))
+    ):
+        _raise_for_operands("linear", input=input, weight=weight, bias=bias, residual=residual)
+    options = _options("linear", input, out_dtype, precision, force_kernel)
+    if activation is not None:
+        if activation not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise ValueError(
+                f"tgemm.linear: activation is {activation!r}, and must be None or one of {known}"
+            )
+        options["activation"] = activation
+    if static_weight:
+        options["static_weight"] = True
     if out is None:
-        return _linear(
-            input,
-            weight,
-            bias,
-            residual,
-            activation=activation,
-            out_dtype=out_dtype,
-            precision=precision,
-            static_weight=static_weight,
-            force_kernel=force_kernel,
-        )
-    _linear_out(
-        input,
-        weight,
-        bias,
-        residual,
-        activation=activation,
-        out_dtype=out_dtype,
-        precision=precision,
-        static_weight=static_weight,
-        force_kernel=force_kernel,
-        out=out,
-    )
+        return _call(_linear, (input, weight, bias, residual), options)
+    _check_out("linear", out)
+    _linear_out(input, weight, bias, residual, out=out, **options)
     return out
 
 
@@ -170,32 +157,14 @@ def addmm(
     Raises:
         TypeError, ValueError, RuntimeError: as in `matmul`.
     """
-    _check_tensors("addmm", self=self, mat1=mat1, mat2=mat2)
-    _check_options("addmm", out, out_dtype, precision, force_kernel)
-    if precision is None:
-        precision = fp32_precision(mat1)
+    if not (isinstance(self, Tensor) and isinstance(mat1, Tensor) and isinstance(mat2, Tensor)):
+        _raise_for_operands("addmm", self=self, mat1=mat1, mat2=mat2)
+    options = _options("addmm", mat1, out_dtype, precision, force_kernel)
+    options["beta"], options["alpha"] = beta, alpha
     if out is None:
-        return _addmm(
-            self,
-            mat1,
-            mat2,
-            beta=beta,
-            alpha=alpha,
-            out_dtype=out_dtype,
-            precision=precision,
-            force_kernel=force_kernel,
-        )
-    _addmm_out(
-        self,
-        mat1,
-        mat2,
-        beta=beta,
-        alpha=alpha,
-        out_dtype=out_dtype,
-        precision=precision,
-        force_kernel=force_kernel,
-        out=out,
-    )
+        return _call(_addmm, (self, mat1, mat2), options)
+    _check_out("addmm", out)
+    _addmm_out(self, mat1, mat2, out=out, **options)
     return out
 
 
@@ -211,40 +180,73 @@ def fp32_precision(operand: Tensor) -> str | None:
     return _cuda_fp32_precision()
 
 
-@torch.compiler.assume_constant_result
 def _cuda_fp32_precision() -> str | None:
-    # The private getter answers in every torch >= 2.10 without the warnings of `allow_tf32`. torch.compile
-    # takes the answer as a constant, and guards on allow_tf32 itself.
+    # The private getter answers in every torch >= 2.10 without the warnings of `allow_tf32`.
     return "tf32" if torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32" else None
 
 
-def _check_tensors(op: str, **operands: object) -> None:
-    for name, operand in operands.items():
-        if not isinstance(operand, Tensor):
-            raise TypeError(
-                f"tgemm.{op}: {name} must be a Tensor, and is a {type(operand).__name__}"
-            )
+# torch.compile takes the answer as a constant, and guards on the flag itself. This is all that
+# torch.compiler.assume_constant_result does, which would make `import torch_gemm` load all of dynamo.
+_cuda_fp32_precision._dynamo_marked_constant = True
 
 
-def _check_options(
+def _call(op: Any, operands: tuple[Tensor | None, ...], options: dict[str, Any]) -> Tensor:
+    if (
+        torch.compiler.is_compiling()
+        or torch.is_inference_mode_enabled()
+        or (torch.is_grad_enabled() and torch._C._any_requires_grad(*operands))
+        or forward_ad._current_level >= 0
+    ):
+        return op(*operands, **options)
+    # Nothing to differentiate: the Autograd kernel, written in Python, would find out the same and cost
+    # about as much host time as the rest of the call.
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*operands, **options)
+
+
+def _options(
     op: str,
-    out: object,
-    out_dtype: object,
-    precision: object,
-    force_kernel: object,
-) -> None:
-    if out is not None and not isinstance(out, Tensor):
-        raise TypeError(f"tgemm.{op}: out must be a Tensor, and is a {type(out).__name__}")
-    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        raise TypeError(
-            f"tgemm.{op}: out_dtype must be a torch.dtype, and is a {type(out_dtype).__name__}"
-        )
-    if precision is not None and precision not in PRECISIONS:
+    operand: Tensor,
+    out_dtype: torch.dtype | None,
+    precision: str | None,
+    force_kernel: str | None,
+) -> dict[str, Any]:
+    """Keyword arguments of an op, without those that have their default."""
+    options: dict[str, Any] = {}
+    if out_dtype is not None:
+        if not isinstance(out_dtype, torch.dtype):
+            raise TypeError(
+                f"tgemm.{op}: out_dtype must be a torch.dtype, and is a {type(out_dtype).__name__}"
+            )
+        options["out_dtype"] = out_dtype
+    if precision is None:
+        precision = fp32_precision(operand)
+    elif precision not in PRECISIONS:
         known = ", ".join(PRECISIONS)
         raise ValueError(
             f"tgemm.{op}: precision is {precision!r}, and must be None or one of {known}"
         )
-    if force_kernel is not None and not isinstance(force_kernel, str):
-        raise TypeError(
-            f"tgemm.{op}: force_kernel must be a str, and is a {type(force_kernel).__name__}"
-        )
+    if precision is not None:
+        options["precision"] = precision
+    if force_kernel is not None:
+        if not isinstance(force_kernel, str):
+            raise TypeError(
+                f"tgemm.{op}: force_kernel must be a str, and is a {type(force_kernel).__name__}"
+            )
+        options["force_kernel"] = force_kernel
+    return options
+
+
+def _check_out(op: str, out: object) -> None:
+    if not isinstance(out, Tensor):
+        raise TypeError(f"tgemm.{op}: out must be a Tensor, and is a {type(out).__name__}")
+
+
+def _raise_for_operands(op: str, **operands: object) -> None:
+    """Names the operand that is not a tensor; bias and residual may be None."""
+    for name, operand in operands.items():
+        optional = name in ("bias", "residual") and operand is None
+        if not (optional or isinstance(operand, Tensor)):
+            raise TypeError(
+                f"tgemm.{op}: {name} must be a Tensor, and is a {type(operand).__name__}"
+            )

@@ -42,6 +42,8 @@ struct Matrix {
   BatchArray batch_stride{};
   // Largest power of two, at most 16, that divides the address of the first element.
   int address_alignment = 16;
+
+  friend bool operator==(const Matrix&, const Matrix&) = default;
 };
 
 // out = activation(alpha * (A @ B) + bias) + beta * residual, rounded once to out's dtype.
@@ -56,6 +58,8 @@ struct Epilogue {
   Matrix bias;      // broadcast: one of its strides is 0
   Matrix residual;  // any strides, zeros included
   Matrix preact;    // same shape as out
+
+  friend bool operator==(const Epilogue&, const Epilogue&) = default;
 };
 
 struct Problem {
@@ -82,6 +86,8 @@ struct Problem {
   bool a_m_major() const { return a.row_stride == 1; }
   bool b_k_major() const { return b.row_stride == 1; }
   bool b_n_major() const { return b.col_stride == 1; }
+
+  friend bool operator==(const Problem&, const Problem&) = default;
 };
 
 // "4096x4096x4096 nt float16 -> float16, bias, gelu": sizes MxNxK, then the layouts of A and B.

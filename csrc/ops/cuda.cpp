@@ -16,6 +16,7 @@
 #include "ops/aten.hpp"
 #include "ops/device_properties.hpp"
 #include "ops/json.hpp"
+#include "ops/plan_cache.hpp"
 #include "ops/stats.hpp"
 
 namespace tgemm {
@@ -151,12 +152,13 @@ void run(const Request& request, const Device& device, const LoweringRequest& lo
   const Problem& problem = lowered.problem;
   const std::string_view force = request.force_kernel.view();
   if (problem.empty() && force.empty()) return;
-  const Selection selection = select(problem, device, force);
+  const int32_t index = request.a.device_index;
+  const Selection selection =
+      force.empty() ? select_cached(problem, device, index) : select(problem, device, force);
   if (!selection.plan) fail(std::string(request.name) + ": " + selection.error);
   if (problem.empty()) return;
   const Plan& plan = *selection.plan;
 
-  const int32_t index = request.a.device_index;
   Tensor workspace;
   Operands operands;
   if (plan.workspace_bytes > 0) {
@@ -203,9 +205,9 @@ void execute_cuda(Request& request, Results& results) {
     return;
   }
   const int32_t index = request.a.device_index;
-  const CurrentDevice current(index);
   const RelaxedCapture relaxed;
-  const Device& device = device_properties(index);
+  const Device& device = device_properties(index);  // says what is wrong with the driver or the GPU
+  const CurrentDevice current(index);
 
   std::array<int64_t, 4> transposed;
   LoweringRequest lowering = lowering_of(request, checked, transposed);
@@ -318,8 +320,8 @@ std::string plan_json(Request& request) {
   if (checked.compute != Compute::kGemm) {
     return json.member("error", "no kernel multiplies operands of this dtype; ATen does").str();
   }
-  const CurrentDevice current(request.a.device_index);
   const Device& device = device_properties(request.a.device_index);
+  const CurrentDevice current(request.a.device_index);
   std::array<int64_t, 4> transposed;
   LoweringRequest lowering = lowering_of(request, checked, transposed);
   // The output that an op would allocate; only its strides matter.

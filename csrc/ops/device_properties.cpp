@@ -67,6 +67,9 @@ Device read_properties(int index) {
   device.memory_bytes_per_us = kReadEfficiency * 2.0 *
                                attribute(cudaDevAttrMemoryClockRate, index) * 1e-3 *
                                attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8;
+  // A virtual GPU may keep its clocks to itself; only the choice of a kernel depends on them.
+  if (device.clock_ghz <= 0.0) device.clock_ghz = 1.5;
+  if (device.memory_bytes_per_us <= 0.0) device.memory_bytes_per_us = 1e6;
   return device;
 }
 

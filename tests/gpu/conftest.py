@@ -87,6 +87,18 @@ def ledger(device: str, count_problems: Callable[[int], None]) -> problems.Ledge
     return problems.Ledger(device, count_problems)
 
 
+@pytest.fixture
+def allow_tf32():
+    """Sets torch's flag for FP32 matmuls, until the test ends."""
+    before = torch.backends.cuda.matmul.allow_tf32
+
+    def allow(allowed: bool) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+
+    yield allow
+    allow(before)
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(problems.BASE_SEED)
@@ -140,4 +152,6 @@ def _is_complete(config: pytest.Config, exitstatus: int) -> bool:
     )
     finished = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     narrowed = option.keyword or getattr(option, "deselect", None) or getattr(option, "lf", False)
-    return option.markexpr == "gpu" and whole_folder and finished and not narrowed
+    cut_short = option.maxfail and exitstatus == pytest.ExitCode.TESTS_FAILED
+    complete = whole_folder and finished and not narrowed and not cut_short
+    return option.markexpr == "gpu" and complete

@@ -281,12 +281,12 @@ def rms_problem(device: str):
         if mode in config.modes
     ],
 )
-def test_rms_error_is_at_most_1_1_times_torchs(config: Config, mode: str, rms_problem, monkeypatch):
+def test_rms_error_is_at_most_1_1_times_torchs(config: Config, mode: str, rms_problem, allow_tf32):
     how = MODES[mode]
     a, b = (operand.to(how.dtype) for operand in rms_problem)
     truth = a.double() @ b.double()
     ours = torch.ops.tgemm.matmul(a, b, precision=how.precision, force_kernel=f"{config}")
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", how.precision == "tf32")
+    allow_tf32(how.precision == "tf32")
     theirs = a @ b
     rms_ours = (ours.double() - truth).square().mean().sqrt().item()
     rms_theirs = (theirs.double() - truth).square().mean().sqrt().item()

@@ -53,26 +53,16 @@ class AsyncLoader {
     }
   }
 
-  // Issues passes [kPasses * part / kParts, kPasses * (part + 1) / kParts) of a whole k-tile.
-  template <int kParts>
-  __device__ void issue(uint32_t tile, int part) const {
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      if (pass * kParts / kPasses != part) continue;  // resolved when unrolled
-      ptx::cp_async_16(tile + shared_offset_ + pass * kRowsPerPass * Tile::kRowBytes, source(pass));
-    }
+  // Copies pass `pass` of a whole k-tile.
+  __device__ void copy(uint32_t tile, int pass) const {
+    ptx::cp_async_16(tile + shared_offset_ + pass * kRowsPerPass * Tile::kRowBytes, source(pass));
   }
 
   // The same for the last k-tile; with `past_end` nothing is read and all is zero.
-  template <int kParts>
-  __device__ void issue_last(uint32_t tile, int part, bool past_end) const {
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      if (pass * kParts / kPasses != part) continue;
-      const int bytes = kKMajor ? last_ : pass * kRowsPerPass < last_ ? kChunkBytes : 0;
-      ptx::cp_async_16_zfill(tile + shared_offset_ + pass * kRowsPerPass * Tile::kRowBytes,
-                             source(pass), past_end ? 0 : bytes);
-    }
+  __device__ void copy_last(uint32_t tile, int pass, bool past_end) const {
+    const int bytes = kKMajor ? last_ : pass * kRowsPerPass < last_ ? kChunkBytes : 0;
+    ptx::cp_async_16_zfill(tile + shared_offset_ + pass * kRowsPerPass * Tile::kRowBytes, source(pass),
+                           past_end ? 0 : bytes);
   }
 
   __device__ void advance() { global_ += kKMajor ? kKBytes : Tile::kRows * row_pitch_; }

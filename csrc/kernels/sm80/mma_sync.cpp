@@ -50,14 +50,28 @@ Math math_of(const Problem& problem) {
   return Math::kTf32;
 }
 
-// cp.async moves 16 bytes: one unit stride, everything else a multiple of 16 bytes.
-bool loads_async(const Matrix& matrix, int batch_dims) {
+// cp.async moves 16 bytes: unit stride along K or along M/N, everything else a multiple of 16 bytes, a tile's
+// rows within 2^31 bytes of each other; along M/N whole chunks, since rows are not padded.
+bool loads_async(const Matrix& matrix, bool k_major, int64_t leading_stride, int64_t mn, int batch_dims) {
   const int64_t per_chunk = 16 / bytes_per_element(matrix.dtype);
-  const bool k_or_mn_major = (matrix.col_stride == 1 && matrix.row_stride % per_chunk == 0) ||
-                             (matrix.row_stride == 1 && matrix.col_stride % per_chunk == 0);
-  if (!k_or_mn_major || matrix.address_alignment < 16) return false;
+  constexpr int64_t kMaxLeadingStride = int64_t{1} << 20;
+  if (leading_stride % per_chunk != 0 || leading_stride > kMaxLeadingStride) return false;
+  if (!k_major && mn % per_chunk != 0) return false;
+  if (matrix.address_alignment < 16) return false;
   return std::all_of(matrix.batch_stride.begin(), matrix.batch_stride.begin() + batch_dims,
                      [=](int64_t stride) { return stride % per_chunk == 0; });
+}
+
+bool a_loads_async(const Problem& problem) {
+  const Matrix& a = problem.a;
+  if (problem.a_k_major()) return loads_async(a, true, a.row_stride, problem.m, problem.batch_dims);
+  return problem.a_m_major() && loads_async(a, false, a.col_stride, problem.m, problem.batch_dims);
+}
+
+bool b_loads_async(const Problem& problem) {
+  const Matrix& b = problem.b;
+  if (problem.b_k_major()) return loads_async(b, true, b.col_stride, problem.n, problem.batch_dims);
+  return problem.b_n_major() && loads_async(b, false, b.row_stride, problem.n, problem.batch_dims);
 }
 
 const char* rejects(const Problem& problem, const Device& device, const TileConfig& config) {
@@ -75,8 +89,8 @@ const char* rejects(const Problem& problem, const Device& device, const TileConf
     if (problem.a.dtype == DType::kFloat32 && problem.precision != Precision::kTf32) {
       return "rounding float32 operands on the way needs a _staged configuration";
     }
-    if (!loads_async(problem.a, problem.batch_dims)) return "a is not 16-byte aligned";
-    if (!loads_async(problem.b, problem.batch_dims)) return "b is not 16-byte aligned";
+    if (!a_loads_async(problem)) return "a cannot be copied in aligned 16-byte pieces";
+    if (!b_loads_async(problem)) return "b cannot be copied in aligned 16-byte pieces";
   }
   return nullptr;
 }

@@ -1,0 +1,340 @@
+"""Times contenders side by side: CUDA graphs over rotated inputs, in turn, in rotating order.
+
+Every contender does the same work on the same random inputs. Its calls on several input sets, together
+larger than the L2 cache twice over, are captured in one CUDA graph. The graphs are replayed in turn, in
+an order that rotates from round to round, so that clocks and temperature favour nobody; the medians of
+all rounds are compared. torch runs twice: how far its two medians differ is the error of the method.
+
+    python -m benchmarks.side_by_side --suite foundation
+    python -m benchmarks.side_by_side --sweep mma_sync --shapes 4096x4096x4096,512x4096x4096 --dtype fp16
+
+Results go to benchmarks/results/NAME.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_gemm
+from benchmarks.shapes import DTYPES, SUITES, Shape, parse_shape
+from torch_gemm._digest import build_record, source_digest
+from torch_gemm.info import driver_version
+
+RESULTS = Path(__file__).with_name("results")
+ROUNDS = 9
+MAX_SETS = 512  # problems below 240 KB stay in L2 all the same
+# One turn of a contender: long enough for the power limit to set in, and for the event timer.
+TURN_MS = 10.0
+STORAGE = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+}
+
+Inputs = tuple[Tensor, Tensor]  # x (M, K) and weight (N, K)
+Contender = Callable[[Tensor, Tensor], Tensor]
+
+
+def contenders_of(shape: Shape, forced: Sequence[str]) -> dict[str, Contender]:
+    """torch, torch once more as a control, tgemm's own choice, and tgemm with each forced kernel."""
+    precision = {"fp32": "ieee", "tf32": "tf32"}.get(shape.dtype)
+
+    def torch_linear(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, weight)
+
+    def tgemm_linear(force: str | None) -> Contender:
+        def run(x: Tensor, weight: Tensor) -> Tensor:
+            return torch.ops.tgemm.linear(x, weight, precision=precision, force_kernel=force)
+
+        return run
+
+    contenders: dict[str, Contender] = {
+        "torch": torch_linear,
+        "torch (control)": torch_linear,
+        "tgemm": tgemm_linear(None),
+    }
+    contenders |= {f"tgemm {force}": tgemm_linear(force) for force in forced}
+    return contenders
+
+
+def make_inputs(shape: Shape, device: str, l2_bytes: int) -> list[Inputs]:
+    """Enough sets of random inputs that one pass over all of them leaves nothing useful in L2."""
+    sets = min(MAX_SETS, max(2, -(-2 * l2_bytes // shape.bytes) + 1))
+    dtype = STORAGE[shape.dtype]
+    return [
+        (
+            torch.randn(shape.m, shape.k, device=device).to(dtype),
+            torch.randn(shape.n, shape.k, device=device).to(dtype),
+        )
+        for _ in range(sets)
+    ]
+
+
+class CudaRunner:
+    """Captures and times work on a GPU."""
+
+    device = "cuda"
+
+    def capture(self, work: Callable[[], list[Tensor]]) -> Callable[[], None]:
+        """Records all launches of `work` as one graph; returns what replays it."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            work()  # whatever a contender sets up at its first call is not part of the graph
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outs = work()
+
+        def replay(outs: list[Tensor] = outs) -> None:  # the outputs live as long as the graph
+            graph.replay()
+
+        return replay
+
+    def milliseconds(self, replay: Callable[[], None], repeats: int) -> float:
+        """Time of one replay, averaged over `repeats` in a row."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(repeats):
+            replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / repeats
+
+    def l2_bytes(self) -> int:
+        """What the inputs have to exceed."""
+        return torch.cuda.get_device_properties(0).L2_cache_size
+
+
+class CpuRunner:
+    """The same on the CPU, to try the program where there is no GPU."""
+
+    device = "cpu"
+
+    def capture(self, work: Callable[[], list[Tensor]]) -> Callable[[], None]:
+        """Returns what repeats `work`."""
+
+        def replay() -> None:
+            work()
+
+        return replay
+
+    def milliseconds(self, replay: Callable[[], None], repeats: int) -> float:
+        """Time of one replay, averaged over `repeats` in a row."""
+        start = time.perf_counter()
+        for _ in range(repeats):
+            replay()
+        return (time.perf_counter() - start) * 1e3 / repeats
+
+    def l2_bytes(self) -> int:
+        """Small, to be quick."""
+        return 2**20
+
+
+Runner = CudaRunner | CpuRunner
+
+
+def relative_difference(actual: Tensor, expected: Tensor) -> float:
+    """Largest difference as a share of the largest expected value; a wrong kernel is no contender."""
+    difference = (actual.float() - expected.float()).abs().max()
+    return (difference / expected.float().abs().max()).item()
+
+
+def time_in_turn(
+    replays: dict[str, Callable[[], None]], runner: Runner, rounds: int
+) -> dict[str, list[float]]:
+    """Milliseconds of each replay in each round."""
+    names = list(replays)
+    repeats = {}
+    for name in names:
+        once = min(runner.milliseconds(replays[name], 1) for _ in range(2))
+        repeats[name] = max(1, round(TURN_MS / max(once, 1e-3)))
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            times[name].append(runner.milliseconds(replays[name], repeats[name]))
+    return times
+
+
+def measure(shape: Shape, contenders: dict[str, Contender], runner: Runner, rounds: int) -> dict:
+    """One row of a result: microseconds a call of every contender, and what follows from them.
+
+    A forced kernel that cannot run the shape is listed under "refused" with its reason.
+    """
+    inputs = make_inputs(shape, runner.device, runner.l2_bytes())
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = shape.dtype == "tf32"
+    try:
+        expected = contenders["torch"](*inputs[0])
+        replays, differences, refused = {}, {}, {}
+        for name, contender in contenders.items():
+            try:
+                differences[name] = relative_difference(contender(*inputs[0]), expected)
+            except RuntimeError as error:
+                if name in ("torch", "tgemm"):
+                    raise
+                refused[name] = str(error).splitlines()[0]
+                continue
+            replays[name] = runner.capture(
+                lambda run=contender: [run(x, weight) for x, weight in inputs]
+            )
+        times = time_in_turn(replays, runner, rounds)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+
+    microseconds = {
+        name: statistics.median(milliseconds) * 1e3 / len(inputs)
+        for name, milliseconds in times.items()
+    }
+    return {
+        **dataclasses.asdict(shape),
+        "input_sets": len(inputs),
+        "chosen": plan_of(shape, inputs[0], runner),
+        "contenders": {
+            name: {
+                "us": round(us, 3),
+                "tflops": round(shape.flops / us * 1e-6, 2),
+                "rounds_us": [round(ms * 1e3 / len(inputs), 3) for ms in times[name]],
+                "largest_relative_difference": float(f"{differences[name]:.3g}"),
+            }
+            for name, us in microseconds.items()
+        },
+        "refused": refused,
+        # Above 1: tgemm's own choice is faster.
+        "ratio": round(microseconds["torch"] / microseconds["tgemm"], 4),
+        "control_ratio": round(microseconds["torch"] / microseconds["torch (control)"], 4),
+    }
+
+
+def plan_of(shape: Shape, inputs: Inputs, runner: Runner) -> str | None:
+    """The kernel that tgemm chooses for a shape."""
+    if runner.device == "cpu":
+        return None
+    x, weight = inputs
+    precision = {"fp32": "ieee", "tf32": "tf32"}.get(shape.dtype)
+    return json.loads(torch.ops.tgemm._plan(x, weight.t(), precision=precision)).get("plan")
+
+
+def stamp(runner: Runner) -> dict[str, Any]:
+    """Where and from what a result comes."""
+    gpu = runner.device == "cuda"
+    record = build_record()
+    return {
+        "card": torch.cuda.get_device_name() if gpu else f"CPU, {platform.machine()}",
+        "device": json.loads(torch.ops.tgemm._device(0)) if gpu else None,
+        "driver": driver_version() if gpu else None,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        # Of the library that ran, which need not be that of the sources beside it.
+        "csrc_digest": record["csrc_digest"] if record else source_digest(),
+    }
+
+
+def forced_configurations(kernel: str, splits: Sequence[int]) -> list[str]:
+    """Every configuration of a kernel, as `force_kernel` strings, with each split-K.
+
+    Raises:
+        ValueError: if there is no such kernel.
+    """
+    table = {entry["name"]: entry for entry in torch_gemm.kernels()}
+    if kernel not in table:
+        raise ValueError(f"there is no kernel {kernel!r}; the kernels are {', '.join(table)}")
+    return [
+        f"{kernel}:{config['name']}" + (f",split_k={split}" if split > 1 else "")
+        for config in table[kernel]["configs"]
+        for split in splits
+    ]
+
+
+def run_suite(name: str, shapes: Sequence[Shape], runner: Runner, rounds: int) -> dict[str, Any]:
+    """Measures all shapes and prints a line for each as it goes.
+
+    Returns:
+        What is stored: {"name", "stamp", "rounds", "kernels", "rows"}.
+    """
+    start = time.perf_counter()
+    rows = []
+    for shape in shapes:
+        row = measure(shape, contenders_of(shape, shape.force), runner, rounds)
+        rows.append(row)
+        print(line_of(row), flush=True)
+    print(f"{name}: {time.perf_counter() - start:.1f} s")
+    return {
+        "name": name,
+        "stamp": stamp(runner),
+        "rounds": rounds,
+        "kernels": torch_gemm.kernels() if runner.device == "cuda" else [],
+        "rows": rows,
+    }
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A row for the terminal."""
+    parts = [f"{row['m']}x{row['n']}x{row['k']} {row['dtype']}:"]
+    parts += [
+        f"{name} {contender['us']:.1f} us ({contender['tflops']:.0f} TFLOP/s)"
+        for name, contender in row["contenders"].items()
+    ]
+    parts += [f"{name} refused" for name in row["refused"]]
+    parts.append(f"torch/tgemm {row['ratio']:.3f} (control {row['control_ratio']:.3f})")
+    return " | ".join(parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--suite", choices=SUITES)
+    what.add_argument("--sweep", metavar="KERNEL", help="every configuration of this kernel")
+    parser.add_argument("--shapes", metavar="MxNxK,...", help="for --sweep; default: foundation's")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp16", help="for --sweep")
+    parser.add_argument("--split-k", default="1", metavar="N,...", help="for --sweep; default: 1")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/NAME.json")
+    parsed = parser.parse_args(arguments)
+    if parsed.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no GPU (--device cpu tries the program without one)")
+    runner = CudaRunner() if parsed.device == "cuda" else CpuRunner()
+
+    try:
+        if parsed.suite:
+            name, shapes = parsed.suite, SUITES[parsed.suite]
+        else:
+            name = f"{parsed.sweep}_sweep_{parsed.dtype}"
+            splits = [int(split) for split in parsed.split_k.split(",")]
+            force = tuple(forced_configurations(parsed.sweep, splits))
+            if parsed.shapes:
+                shapes = [parse_shape(text, parsed.dtype) for text in parsed.shapes.split(",")]
+            else:
+                shapes = [s for s in SUITES["foundation"] if s.dtype == parsed.dtype]
+            shapes = [dataclasses.replace(shape, force=force) for shape in shapes]
+    except ValueError as error:
+        parser.error(str(error))
+    with torch.inference_mode():
+        result = run_suite(name, shapes, runner, parsed.rounds)
+    path = parsed.output or RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""compute-sanitizer finds no access outside an allocation and no race in shared memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SUBSET = Path(__file__).with_name("sanitizer_subset.py")
+# The tool's exit status when it found something.
+FOUND = 99
+
+
+def find_tool() -> str | None:
+    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "compute-sanitizer"
+    return shutil.which("compute-sanitizer") or (str(toolkit) if toolkit.is_file() else None)
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_sanitizer(tool: str):
+    sanitizer = find_tool()
+    if sanitizer is None:
+        pytest.skip(
+            "compute-sanitizer is not installed: memory errors and races were not looked for"
+        )
+    # Without torch's cache every tensor is an allocation of its own, whose ends the tool guards.
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    command = [
+        sanitizer,
+        *("--tool", tool),
+        *("--error-exitcode", str(FOUND)),
+        # Only our own kernels: they are in the namespace tgemm.
+        *("--kernel-name", "kernel_substring=tgemm"),
+        *("--report-api-errors", "no"),
+        *("--launch-timeout", "120"),
+        sys.executable,
+        str(SUBSET),
+    ]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    report = result.stdout + result.stderr
+    if "Device not supported" in report:
+        pytest.skip("compute-sanitizer does not support this machine: nothing was looked for")
+    assert result.returncode == 0, report[-6000:]
+    assert "problems right" in report
+    summary = {"memcheck": r"ERROR SUMMARY: 0 errors", "racecheck": r"RACECHECK SUMMARY: 0 hazards"}
+    assert re.search(summary[tool], report), report[-6000:]

@@ -1,0 +1,126 @@
+"""The benchmark runs (on the CPU here, where its times mean nothing) and the README shows its results."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import render, shapes, side_by_side
+from benchmarks.shapes import SUITES, Shape, parse_shape
+
+
+@pytest.fixture
+def tiny_suite(monkeypatch):
+    monkeypatch.setattr(side_by_side, "TURN_MS", 0.01)
+    suite = (Shape(16, 24, 32, "fp32"), Shape(16, 24, 32, "bf16", ("simt",)))
+    monkeypatch.setitem(SUITES, "foundation", suite)
+
+
+def test_shapes():
+    assert all(shape.dtype in shapes.DTYPES for suite in SUITES.values() for shape in suite)
+    assert parse_shape("2048x6144x4096", "bf16") == Shape(2048, 6144, 4096, "bf16")
+    assert Shape(2, 3, 4, "fp16").flops == 48
+    assert Shape(2, 3, 4, "fp16").bytes == 2 * (8 + 12 + 6)
+    for text in ("12x34", "axbxc", "1x2x0"):
+        with pytest.raises(ValueError, match=text):
+            parse_shape(text, "fp16")
+
+
+def test_inputs_exceed_l2_twice():
+    shape = Shape(64, 64, 64, "fp32")
+    inputs = side_by_side.make_inputs(shape, "cpu", l2_bytes=10**6)
+    assert len(inputs) * shape.bytes > 2 * 10**6
+    assert all(tensor.count_nonzero() > 0.99 * tensor.numel() for pair in inputs for tensor in pair)
+
+
+def test_the_order_rotates():
+    calls = []
+    replays = {name: lambda name=name: calls.append(name) for name in "abc"}
+
+    class OneCall:
+        def milliseconds(self, replay, repeats):
+            replay()
+            return 100.0
+
+    times = side_by_side.time_in_turn(replays, OneCall(), rounds=4)
+    assert "".join(calls[6:]) == "abcbcacababc"
+    assert {name: len(values) for name, values in times.items()} == {"a": 4, "b": 4, "c": 4}
+
+
+def test_suite_on_the_cpu(tiny_suite, tmp_path, capsys):
+    path = tmp_path / "foundation.json"
+    arguments = ["--suite", "foundation", "--device", "cpu", "--rounds", "3"]
+    assert side_by_side.main([*arguments, "--output", str(path)]) == 0
+    result = json.loads(path.read_text())
+    assert result["name"] == "foundation"
+    assert len(result["stamp"]["csrc_digest"]) == 64
+    first, second = result["rows"]
+    assert list(first["contenders"]) == ["torch", "torch (control)", "tgemm"]
+    for contender in first["contenders"].values():
+        assert contender["us"] > 0
+        assert len(contender["rounds_us"]) == 3
+        assert contender["largest_relative_difference"] < 1e-5
+    # Kernels cannot be forced on the CPU.
+    assert list(second["refused"]) == ["tgemm simt"]
+    assert "torch/tgemm" in capsys.readouterr().out
+
+    block = render.block_of(path)
+    assert "| 16 x 24 x 32 | fp32 |" in block
+    assert torch.__version__ in block
+
+
+def test_wrong_results_show(tiny_suite):
+    contenders = side_by_side.contenders_of(Shape(16, 24, 32, "fp32"), ())
+    contenders["tgemm"] = lambda x, weight: torch.zeros(16, 24)
+    row = side_by_side.measure(
+        Shape(16, 24, 32, "fp32"), contenders, side_by_side.CpuRunner(), rounds=1
+    )
+    assert row["contenders"]["tgemm"]["largest_relative_difference"] == 1.0
+
+
+def test_sweep_lists_every_configuration(monkeypatch):
+    table = [{"name": "simt", "configs": [{"name": "64x64"}, {"name": "128x128"}]}]
+    monkeypatch.setattr(side_by_side.torch_gemm, "kernels", lambda: table)
+    assert side_by_side.forced_configurations("simt", (1, 4)) == [
+        "simt:64x64",
+        "simt:64x64,split_k=4",
+        "simt:128x128",
+        "simt:128x128,split_k=4",
+    ]
+    with pytest.raises(ValueError, match="there is no kernel 'warp'; the kernels are simt"):
+        side_by_side.forced_configurations("warp", (1,))
+
+
+def test_no_gpu_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        side_by_side.main(["--suite", "foundation"])
+    assert ended.value.code == 2
+    assert "torch finds no GPU" in capsys.readouterr().err
+
+
+def test_readme_is_up_to_date(capsys):
+    assert render.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_render(tmp_path):
+    document = tmp_path / "README.md"
+    document.write_text("Before\n<!-- begin: speed -->\nold\n<!-- end: speed -->\nAfter\n")
+    arguments = ["--document", str(document), "--results", str(tmp_path)]
+    assert render.main([*arguments, "--check"]) == 1
+    assert "old" in document.read_text()
+    assert render.main(arguments) == 0
+    assert render.main([*arguments, "--check"]) == 0
+    assert document.read_text() == (
+        "Before\n<!-- begin: speed -->\nNot measured yet.\n<!-- end: speed -->\nAfter\n"
+    )
+    with pytest.raises(ValueError, match="<!-- begin: a --> has no counterpart"):
+        render.render("<!-- begin: a -->\n<!-- end: b -->")
+
+
+def test_old_results_are_named(tmp_path):
+    (tmp_path / "speed.json").write_text('{"stamp": {"csrc_digest": "0"}}')
+    text = "<!-- begin: speed -->\n<!-- end: speed -->"
+    assert render.stale(text, tmp_path) == ["speed"]

@@ -1,0 +1,218 @@
+"""torch.compile (fullgraph) of every op and overload, forward and backward, and torch.export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gemm
+
+tgemm = torch.ops.tgemm
+BACKENDS = ("aot_eager", "inductor")
+
+
+def randn(*sizes: int, grad: bool = False) -> Tensor:
+    return torch.randn(sizes).requires_grad_(grad)
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    return tgemm.matmul(a * 2, b) + 1
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    return tgemm.linear(x.relu(), weight, bias, residual, activation="gelu").sin()
+
+
+def linear_relu(x: Tensor, weight: Tensor) -> Tensor:
+    return tgemm.linear(x, weight, activation="relu", out_dtype=torch.bfloat16).float()
+
+
+def linear_preact(x: Tensor, weight: Tensor) -> Tensor:
+    out, preact = tgemm._linear_preact(x, weight, activation="silu")
+    return out + preact
+
+
+def addmm(addend: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return tgemm.addmm(addend, a, b, beta=0.5, alpha=2.0) * 3
+
+
+def matmul_out(a: Tensor, b: Tensor) -> Tensor:
+    out = a.new_empty(a.shape[0], b.shape[1])
+    tgemm.matmul.out(a, b, out=out)
+    return out + 1
+
+
+def linear_out(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    total = residual * 2
+    tgemm.linear.out(x, weight, bias, total, activation="silu", out=total)
+    return total
+
+
+def addmm_out(addend: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    out = torch.empty(addend.shape)
+    tgemm.addmm.out(addend, a, b, alpha=2.0, out=out)
+    return out
+
+
+def wrapper_matmul(a: Tensor, b: Tensor) -> Tensor:
+    return torch_gemm.matmul(a, b, out_dtype=torch.float16).float()
+
+
+def wrapper_linear(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    return torch_gemm.linear(x, weight, bias, residual, activation="gelu_tanh")
+
+
+def wrapper_addmm(addend: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch_gemm.addmm(addend, a, b, alpha=2.0)
+
+
+def wrapper_out(a: Tensor, b: Tensor) -> Tensor:
+    return torch_gemm.matmul(a, b, out=a.new_empty(a.shape[0], b.shape[1]))
+
+
+FUNCTIONS: dict[Callable[..., Tensor], tuple[tuple[int, ...], ...]] = {
+    matmul: ((3, 5), (5, 4)),
+    linear: ((2, 3, 5), (4, 5), (4,), (3, 4)),
+    linear_relu: ((3, 5), (4, 5)),
+    linear_preact: ((3, 5), (4, 5)),
+    addmm: ((4,), (3, 5), (5, 4)),
+    wrapper_matmul: ((2, 3, 5), (5, 4)),
+    wrapper_linear: ((3, 5), (4, 5), (4,), (3, 4)),
+    wrapper_addmm: ((3, 4), (3, 5), (5, 4)),
+}
+OUT_FUNCTIONS: dict[Callable[..., Tensor], tuple[tuple[int, ...], ...]] = {
+    matmul_out: ((3, 5), (5, 4)),
+    linear_out: ((3, 5), (4, 5), (4,), (3, 4)),
+    addmm_out: ((3, 4), (3, 5), (5, 4)),
+    wrapper_out: ((3, 5), (5, 4)),
+}
+
+
+# Inductor computes a chain of casts through a 16-bit dtype in FP32 throughout, so that gradients differ
+# by a rounding to that dtype.
+TOLERANCES = {
+    linear_relu: {"rtol": 2.0**-7, "atol": 2.0**-7},
+    wrapper_matmul: {"rtol": 2.0**-10, "atol": 2.0**-10},
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def named(function: Callable[..., Tensor]) -> str:
+    return function.__name__
+
+
+@pytest.mark.filterwarnings("ignore:Using `self` or `self_` as an argument:UserWarning")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", [*FUNCTIONS, *OUT_FUNCTIONS], ids=named)
+def test_inference(function, backend):
+    inputs = [randn(*shape) for shape in (FUNCTIONS | OUT_FUNCTIONS)[function]]
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    expected = function(*inputs)
+    torch.testing.assert_close(compiled(*inputs), expected)
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(*inputs), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=named)
+def test_training(function, backend):
+    shapes = FUNCTIONS[function]
+    inputs = [randn(*shape, grad=True) for shape in shapes]
+    out = function(*inputs)
+    grad = torch.randn_like(out)
+    expected = torch.autograd.grad(out, inputs, grad)
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    result = compiled(*inputs)
+    torch.testing.assert_close(result, out)
+    gradients = torch.autograd.grad(result, inputs, grad)
+    torch.testing.assert_close(gradients, expected, **TOLERANCES.get(function, {}))
+
+
+def test_dynamic_shapes_compile_once():
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(linear, fullgraph=True, backend=backend, dynamic=True)
+    weight, bias = randn(4, 5), randn(4)
+    for batch, rows in ((2, 3), (7, 9), (5, 6)):
+        inputs = (randn(batch, rows, 5), weight, bias, randn(rows, 4))
+        torch.testing.assert_close(compiled(*inputs), linear(*inputs))
+    assert len(graphs) == 1
+
+
+def test_inductor_keeps_the_strides_it_promised():
+    """What follows the op in the graph reads it with the fake implementation's strides."""
+
+    def function(a: Tensor, b: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        out = tgemm.matmul(a.mT, b)
+        return out.view(-1) * 2, out.stride()
+
+    a, b = randn(6, 5, 3), randn(5, 4)
+    flat, stride = torch.compile(function, fullgraph=True)(a, b)
+    assert stride == (12, 4, 1)
+    torch.testing.assert_close(flat, (a.mT @ b).reshape(-1) * 2)
+
+
+def test_autocast_inside_a_compiled_function():
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return tgemm.linear(x, weight, activation="relu")
+
+    x, weight = randn(3, 5), randn(4, 5)
+    out = torch.compile(function, fullgraph=True, backend="aot_eager")(x, weight)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, function(x, weight))
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch_gemm.nn.Linear(5, 7, activation="gelu")
+        self.second = torch_gemm.nn.Linear(7, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.second(self.first(x))
+        return torch_gemm.matmul(hidden, hidden.mT)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_export(dynamic):
+    model = Model().eval()
+    rows = {"x": {0: torch.export.Dim.DYNAMIC}} if dynamic else None
+    program = torch.export.export(model, (randn(3, 5),), dynamic_shapes=rows)
+    ops = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert {"tgemm.linear.default", "tgemm.matmul.default"} <= ops
+    for count in (3, 6) if dynamic else (3,):
+        x = randn(count, 5)
+        torch.testing.assert_close(program.module()(x), model(x))
+    lowered = program.run_decompositions()
+    torch.testing.assert_close(lowered.module()(randn(3, 5)).shape, torch.Size([3, 3]))
+
+
+def test_exported_program_survives_a_file(tmp_path):
+    model, x = Model().eval(), randn(3, 5)
+    torch.export.save(torch.export.export(model, (x,)), tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2")
+    torch.testing.assert_close(loaded.module()(x), model(x))
+
+
+def test_aot_inductor(tmp_path):
+    model, x = Model().eval().requires_grad_(False), randn(3, 5)
+    path = torch._inductor.aoti_compile_and_package(
+        torch.export.export(model, (x,)), package_path=str(tmp_path / "model.pt2")
+    )
+    loaded = torch._inductor.aoti_load_package(path)
+    torch.testing.assert_close(loaded(x), model(x))
