@@ -19,6 +19,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 _SKIPPED: pytest.StashKey[int] = pytest.StashKey()
 
 
+@pytest.hookimpl(trylast=True)  # after folders that mark all of theirs
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     reason = _why_no_gpu()
     if reason is None:

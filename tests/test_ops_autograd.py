@@ -281,6 +281,7 @@ def test_precision_reaches_the_backward_gemms():
     assert not torch.equal(rounded, exact)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 def test_forward_mode_is_refused():
     """A dropped tangent would be a silent zero."""
     x, weight = torch.randn(3, 5), torch.randn(4, 5)
@@ -293,6 +294,7 @@ def test_forward_mode_is_refused():
         assert torch.equal(torch_gemm.linear(x, weight), tgemm.linear(x, weight))
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_vmap_loops():
     x, weight = torch.randn(6, 3, 5), torch.randn(4, 5)
     for call in (tgemm.linear, torch_gemm.linear):

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from test_ops import FlagPrecision
 from torch import Tensor
 
 import torch_gemm
+from torch_gemm import ops
 
 tgemm = torch.ops.tgemm
 BACKENDS = ("aot_eager", "inductor")
@@ -153,6 +155,19 @@ def test_dynamic_shapes_compile_once():
     assert len(graphs) == 1
 
 
+def test_a_change_of_the_precision_flags_recompiles():
+    """The wrappers take the flags as a constant; dynamo's own guards must notice when they change."""
+
+    def uses_tf32(x: Tensor) -> Tensor:
+        return x + (1 if ops._cuda_fp32_precision() == "tf32" else 0)
+
+    compiled = torch.compile(uses_tf32, fullgraph=True, backend="eager")
+    with FlagPrecision():
+        for precision, expected in (("ieee", 0), ("tf32", 1), ("ieee", 0)):
+            torch.backends.cuda.matmul.fp32_precision = precision
+            assert compiled(torch.zeros(())).item() == expected
+
+
 def test_inductor_keeps_the_strides_it_promised():
     """What follows the op in the graph reads it with the fake implementation's strides."""
 
@@ -193,8 +208,8 @@ def test_export(dynamic):
     model = Model().eval()
     rows = {"x": {0: torch.export.Dim.DYNAMIC}} if dynamic else None
     program = torch.export.export(model, (randn(3, 5),), dynamic_shapes=rows)
-    ops = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    assert {"tgemm.linear.default", "tgemm.matmul.default"} <= ops
+    targets = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert {"tgemm.linear.default", "tgemm.matmul.default"} <= targets
     for count in (3, 6) if dynamic else (3,):
         x = randn(count, 5)
         torch.testing.assert_close(program.module()(x), model(x))

@@ -9,9 +9,13 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// 9.7.9.25.3.1 cp.async: 16 bytes to shared memory past L1. Both addresses 16-byte aligned. sm_80.
-__device__ inline void cp_async_16(uint32_t shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+// 9.7.9.25.3.1 cp.async: 16 bytes to shared memory past L1, if `wanted`. Both addresses 16-byte aligned. sm_80.
+__device__ inline void cp_async_16_if(bool wanted, uint32_t shared, const void* global) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.s32 p, %0, 0; @p cp.async.cg.shared.global [%1], [%2], 16;}" ::"r"(
+          static_cast<int>(wanted)),
+      "r"(shared), "l"(global)
+      : "memory");
 }
 
 // The same, but only the first `bytes` (0 to 16) are read and the rest are zero.
@@ -58,10 +62,9 @@ __device__ inline void st_shared_v4(uint32_t shared, const uint32_t (&v)[4]) {
                : "memory");
 }
 
-// 9.7.14.5.14 mma: D (16x8, FP32) += A (16x16) * B (16x8). Volatile, so that it stays where the mainloop puts
-// it among loads and copies. sm_80.
+// 9.7.14.5.14 mma: D (16x8, FP32) += A (16x16) * B (16x8). sm_80.
 __device__ inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -69,7 +72,7 @@ __device__ inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], u
 }
 
 __device__ inline void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -79,7 +82,7 @@ __device__ inline void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], 
 // The same with A (16x8) and B (8x8) in TF32: FP32 bit patterns, of which the hardware reads the upper 19
 // bits, so round first with cvt_rna_tf32. sm_80.
 __device__ inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])

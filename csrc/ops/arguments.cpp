@@ -50,7 +50,8 @@ const char* dtype_name(int32_t code) {
       {aoti_torch_dtype_float8_e5m2(), "float8_e5m2"},
       {aoti_torch_dtype_float8_e4m3fnuz(), "float8_e4m3fnuz"},
       {aoti_torch_dtype_float8_e5m2fnuz(), "float8_e5m2fnuz"},
-      // The stable interface has no functions for the following; torch does not renumber its dtypes.
+      // The stable interface has no functions for the following; torch does not renumber its
+      // dtypes.
       {static_cast<int32_t>(ScalarType::QInt8), "qint8"},
       {static_cast<int32_t>(ScalarType::QUInt8), "quint8"},
       {static_cast<int32_t>(ScalarType::QInt32), "qint32"},
@@ -263,8 +264,8 @@ void check_addends(const Request& request, const Checked& checked) {
     // Only a plan can ask for a bias of an output without dimensions.
     const int64_t features = checked.out_sizes.empty() ? 1 : checked.out_sizes.back();
     check(request.bias.sizes.size() == 1 && request.bias.sizes[0] == features, request.name,
-          ": bias has shape ", Shape{request.bias.sizes}, " but must be ",
-          Shape{{&features, 1}}, ", one value per output feature");
+          ": bias has shape ", Shape{request.bias.sizes}, " but must be ", Shape{{&features, 1}},
+          ", one value per output feature");
   }
   if (request.residual) {
     check_addend_dtype(request, request.residual, checked);

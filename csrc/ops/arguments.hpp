@@ -1,6 +1,6 @@
-// What a call of an op asks for, and the checks that the CPU and the CUDA implementation share. Every
-// rule about dtypes, shapes, devices, layouts and aliasing is here; its counterpart for fake tensors is
-// torch_gemm/_fake.py, with the same sentences.
+// What a call of an op asks for, and the checks that the CPU and the CUDA implementation share.
+// Every rule about dtypes, shapes, devices, layouts and aliasing is here; its counterpart for fake
+// tensors is torch_gemm/_fake.py, with the same sentences.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace tgemm {
 
-// --- Errors: one plain sentence, without function, file or line -----------------------------------
+// --- Errors: one plain sentence, without function, file or line
 
 [[noreturn]] void fail(const std::string& sentence);
 
@@ -45,7 +45,7 @@ void check(bool condition, const Parts&... parts) {
   fail(sentence);
 }
 
-// --- Requests -------------------------------------------------------------------------------------
+// --- Requests
 
 enum class Op : uint8_t { kMatmul, kLinear, kAddmm };
 
@@ -62,8 +62,8 @@ struct Argument {
   explicit operator bool() const { return static_cast<bool>(tensor); }
 };
 
-// out = activation(alpha * (a @ b) + bias) + beta * residual, as asked for. For linear, `b` holds the
-// weight as it is, (N, K); for addmm, `residual` holds self.
+// out = activation(alpha * (a @ b) + bias) + beta * residual, as asked for. For linear, `b` holds
+// the weight as it is, (N, K); for addmm, `residual` holds self.
 struct Request {
   Op op = Op::kMatmul;
   const char* name = "";  // "tgemm.linear", how every sentence begins
@@ -78,8 +78,8 @@ struct Request {
 
 // How the operands' dtype is computed.
 enum class Compute : uint8_t {
-  kGemm,      // float16, bfloat16, float32: the kernels; on the CPU in FP32
-  kFloat64,   // and the rest only through ATen
+  kGemm,     // float16, bfloat16, float32: the kernels; on the CPU in FP32
+  kFloat64,  // and the rest only through ATen
   kComplex,
   kInteger,
 };
@@ -100,12 +100,14 @@ Checked check_request(Request& request);
 DType kernel_dtype(int32_t torch_dtype);
 
 struct Results {
-  Tensor out;     // stays empty when the request brought its own
+  Tensor out;  // stays empty when the request brought its own
   Tensor preact;
 };
 
-// --- Reading a Request from the stack of a boxed op -----------------------------------------------
-// The stack holds the arguments in the order of the schema; each reader takes ownership of all of them.
+// --- Reading a Request from the stack of a boxed op
+//
+// The stack holds the arguments in the order of the schema; each reader takes ownership of all of
+// them.
 
 Request read_matmul(StableIValue* stack, bool with_out);
 Request read_linear(StableIValue* stack, bool with_out);
@@ -116,18 +118,24 @@ Request read_plan(StableIValue* stack);
 // Boxed kernels of all ops over one implementation, `void execute(Request&, Results&)`.
 template <void (*execute)(Request&, Results&)>
 struct BoxedOps {
-  static void matmul(StableIValue* stack, uint64_t, uint64_t) { run(read_matmul(stack, false), stack); }
+  static void matmul(StableIValue* stack, uint64_t, uint64_t) {
+    run(read_matmul(stack, false), stack);
+  }
   static void matmul_out(StableIValue* stack, uint64_t, uint64_t) {
     run(read_matmul(stack, true), stack);
   }
-  static void linear(StableIValue* stack, uint64_t, uint64_t) { run(read_linear(stack, false), stack); }
+  static void linear(StableIValue* stack, uint64_t, uint64_t) {
+    run(read_linear(stack, false), stack);
+  }
   static void linear_out(StableIValue* stack, uint64_t, uint64_t) {
     run(read_linear(stack, true), stack);
   }
   static void linear_preact(StableIValue* stack, uint64_t, uint64_t) {
     run(read_linear_preact(stack), stack);
   }
-  static void addmm(StableIValue* stack, uint64_t, uint64_t) { run(read_addmm(stack, false), stack); }
+  static void addmm(StableIValue* stack, uint64_t, uint64_t) {
+    run(read_addmm(stack, false), stack);
+  }
   static void addmm_out(StableIValue* stack, uint64_t, uint64_t) {
     run(read_addmm(stack, true), stack);
   }

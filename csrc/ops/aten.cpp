@@ -58,7 +58,8 @@ Tensor activate(const Tensor& tensor, Activation activation) {
   return tensor.share();
 }
 
-// The operand as it enters the multiplication: with precision "bf16" or "fp16", FP32 is rounded first.
+// The operand as it enters the multiplication: with precision "bf16" or "fp16", FP32 is rounded
+// first.
 Tensor operand(const Argument& argument, const Checked& checked, int32_t compute_dtype) {
   if (checked.compute == Compute::kGemm && argument.dtype == aoti_torch_dtype_float32()) {
     if (checked.precision == Precision::kBf16) {
@@ -75,8 +76,7 @@ Tensor multiply(const Request& request, const Checked& checked, int32_t compute_
   const Tensor a = operand(request.a, checked, compute_dtype);
   const Tensor b = operand(request.b, checked, compute_dtype);
   if (request.op == Op::kLinear) {
-    const Tensor bias =
-        request.bias ? convert(request.bias.tensor, compute_dtype) : Tensor();
+    const Tensor bias = request.bias ? convert(request.bias.tensor, compute_dtype) : Tensor();
     return DispatcherCall("aten::linear").add(a).add(b).add_optional(bias).call();
   }
   return scale(DispatcherCall("aten::matmul").add(a).add(b).call(), request.alpha, request.a);

@@ -20,7 +20,8 @@ void execute_cpu(Request& request, Results& results) {
   fail(std::string(request.name) + ": nested tensors are not supported; use padded or packed ones");
 }
 
-// Sparse, quantized and mkldnn tensors reach the same checks, which say that they are not supported.
+// Sparse, quantized and mkldnn tensors reach the same checks, which say that they are not
+// supported.
 using CpuOps = BoxedOps<execute_cpu>;
 
 STABLE_TORCH_LIBRARY_IMPL(tgemm, CPU, m) { CpuOps::register_in(m); }

@@ -24,7 +24,7 @@ namespace {
 
 using torch::stable::accelerator::DeviceGuard;
 
-// --- Fallback to ATen -------------------------------------------------------------------------------
+// --- Fallback to ATen
 
 enum class FallbackPolicy : int { kAllow, kWarn, kError };
 std::atomic<FallbackPolicy> fallback_policy{FallbackPolicy::kWarn};
@@ -63,7 +63,7 @@ void fall_back(const Request& request, const Checked& checked, Results& results)
   compute_with_aten(request, checked, results);
 }
 
-// --- From tensors to a launch -----------------------------------------------------------------------
+// --- From tensors to a launch
 
 TensorView view_of(const Argument& argument) {
   return {argument.sizes, argument.strides, kernel_dtype(argument.dtype),
@@ -75,8 +75,8 @@ TensorView view_of(const Tensor& tensor) {
           reinterpret_cast<uintptr_t>(tensor.mutable_data())};
 }
 
-// The inputs of the request as lower() wants them; `out` is left to the caller. `transposed` keeps the
-// sizes and strides of weight.T alive.
+// The inputs of the request as lower() wants them; `out` is left to the caller. `transposed` keeps
+// the sizes and strides of weight.T alive.
 LoweringRequest lowering_of(const Request& request, const Checked& checked,
                             std::array<int64_t, 4>& transposed) {
   LoweringRequest lowering;
@@ -134,8 +134,8 @@ struct BatchCopies {
   }
 };
 
-// Module loading and attribute calls that come with a kernel's first launch are legal while this thread
-// captures a CUDA graph in the strictest mode.
+// Module loading and attribute calls that come with a kernel's first launch are legal while this
+// thread captures a CUDA graph in the strictest mode.
 class RelaxedCapture {
  public:
   RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -176,8 +176,7 @@ void run(const Request& request, const Device& device, const LoweringRequest& lo
 
   void* stream = nullptr;
   check_torch(aoti_torch_get_current_cuda_stream(index, &stream), "name the current stream");
-  const std::string error =
-      launch(plan, problem, operands, static_cast<CUstream_st*>(stream));
+  const std::string error = launch(plan, problem, operands, static_cast<CUstream_st*>(stream));
   if (!error.empty()) {
     fail(std::string(request.name) + ": " + to_string(plan) + " could not run " +
          to_string(problem) + ": " + error);
@@ -230,8 +229,8 @@ void execute_cuda(Request& request, Results& results) {
     run(request, device, lowering, lowered);
     return;
   }
-  // What cannot be addressed is copied: first an `out` with unit stride in neither rows nor columns, then
-  // the batches of the inputs.
+  // What cannot be addressed is copied: first an `out` with unit stride in neither rows nor
+  // columns, then the batches of the inputs.
   Tensor fresh;
   if (request.out) {
     fresh = allocate();
@@ -250,7 +249,7 @@ void execute_cuda(Request& request, Results& results) {
   }
 }
 
-// --- Introspection ----------------------------------------------------------------------------------
+// --- Introspection
 
 Json config_json(const TileConfig& config) {
   return Json::object()

@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kMaxDevices = 64;
 constexpr int kMinComputeCapability = 75;
-// Share of the theoretical memory bandwidth that a kernel reading a large array reaches: 4.45 to 4.54 of
-// 4.9 TB/s measured on an H200.
+// Share of the theoretical memory bandwidth that a kernel reading a large array reaches: 4.45
+// to 4.54 of 4.9 TB/s measured on an H200.
 constexpr double kReadEfficiency = 0.92;
 
 std::string version_string(int version) {

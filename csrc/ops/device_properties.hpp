@@ -5,8 +5,8 @@
 
 namespace tgemm {
 
-// Throws one sentence if the driver is too old, the device does not exist or no kernel can run on it. Legal
-// during CUDA graph capture.
+// Throws one sentence if the driver is too old, the device does not exist or no kernel can run on
+// it. Legal during CUDA graph capture.
 const Device& device_properties(int index);
 
 }  // namespace tgemm

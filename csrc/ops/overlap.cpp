@@ -7,14 +7,16 @@ namespace tgemm {
 namespace {
 
 // Both questions are one: is there a vector of integers d with low_k <= d_k <= high_k and
-// sum(d_k * stride_k) = distance? For two tensors, d_k is the difference of their indices along stride_k.
+// sum(d_k * stride_k) = distance? For two tensors, d_k is the difference of their indices along
+// stride_k.
 struct Term {
   int64_t stride;  // > 0
   int64_t low;
   int64_t high;
 };
 
-// Largest stride first, equal strides merged: then each level has few candidates in practical layouts.
+// Largest stride first, equal strides merged: then each level has few candidates in practical
+// layouts.
 void normalise(std::vector<Term>& terms) {
   std::sort(terms.begin(), terms.end(),
             [](const Term& x, const Term& y) { return x.stride > y.stride; });

@@ -1,5 +1,5 @@
-// Plans of recent problems. Selection scores every configuration of every kernel, 1 to 8 us on the host;
-// a model asks for the same few dozen problems again and again.
+// Plans of recent problems. Selection scores every configuration of every kernel, 1 to 8 us on the
+// host; a model asks for the same few dozen problems again and again.
 #pragma once
 
 #include "gemm/plan.hpp"

@@ -1,8 +1,9 @@
-// The ops that torch sees, in the namespace `tgemm`. Implementations: cpu.cpp, cuda.cpp. Fake tensors,
-// gradients and autocast: torch_gemm/_fake.py and torch_gemm/autograd.py.
+// The ops that torch sees, in the namespace `tgemm`. Implementations: cpu.cpp, cuda.cpp. Fake
+// tensors, gradients and autocast: torch_gemm/_fake.py and torch_gemm/autograd.py.
 //
-// Rules that shaped the schemas: an argument named `kernel` breaks Inductor (hence `force_kernel`); the
-// .out overloads return nothing, because an op that returns its aliased `out` cannot be compiled.
+// Rules that shaped the schemas: an argument named `kernel` breaks Inductor (hence `force_kernel`);
+// the .out overloads return nothing, because an op that returns its aliased `out` cannot be
+// compiled.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(tgemm, m) {

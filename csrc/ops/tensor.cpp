@@ -12,8 +12,8 @@ namespace {
 // torch >= 2.13 keeps the message of the last failed call; an older one only says that it failed.
 const char* last_torch_message() {
   using Getter = const char* (*)();
-  static const Getter getter = reinterpret_cast<Getter>(
-      dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
+  static const Getter getter =
+      reinterpret_cast<Getter>(dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
   return getter == nullptr ? nullptr : getter();
 }
 

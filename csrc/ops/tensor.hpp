@@ -1,5 +1,5 @@
-// Owning handles over torch's stable C interface, lighter than torch::stable::Tensor (no shared_ptr, no
-// allocation): an op call takes and gives back a handful of them.
+// Owning handles over torch's stable C interface, lighter than torch::stable::Tensor (no
+// shared_ptr, no allocation): an op call takes and gives back a handful of them.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -14,8 +14,8 @@
 
 namespace tgemm {
 
-// Throws std::runtime_error("tgemm: torch could not <action>[: torch's own message]") when a call into
-// torch failed. The message is torch's where torch >= 2.13 hands it out.
+// Throws std::runtime_error("tgemm: torch could not <action>[: torch's own message]") when a call
+// into torch failed. The message is torch's where torch >= 2.13 hands it out.
 void check_torch(AOTITorchError error, const char* action);
 
 // One reference to a tensor of torch. Null when absent.
@@ -73,9 +73,11 @@ class Text {
 };
 
 // An uninitialised contiguous tensor.
-Tensor empty(std::span<const int64_t> sizes, int32_t dtype, int32_t device_type, int32_t device_index);
+Tensor empty(std::span<const int64_t> sizes, int32_t dtype, int32_t device_type,
+             int32_t device_index);
 
-// The arguments of one call through torch's dispatcher, in the order of its schema, defaults included.
+// The arguments of one call through torch's dispatcher, in the order of its schema, defaults
+// included.
 class DispatcherCall {
  public:
   explicit DispatcherCall(const char* name, const char* overload = "")

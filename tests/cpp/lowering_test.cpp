@@ -35,7 +35,8 @@ LoweringRequest request(const Tensor& a, const Tensor& b, const Tensor& out) {
   return request;
 }
 
-// --- Shapes ----------------------------------------------------------------------------------------
+// --- Shapes
+// ----------------------------------------------------------------------------------------
 
 std::string error_of(const Sizes& a, const Sizes& b) {
   Sizes shape;
@@ -72,7 +73,8 @@ TEST(MatmulShape, FollowsTorch) {
 }
 
 TEST(MatmulShape, SaysWhatDoesNotFit) {
-  EXPECT_EQ(error_of({3, 4}, {5, 6}), "a is (3, 4) and b is (5, 6): the inner sizes 4 and 5 differ");
+  EXPECT_EQ(error_of({3, 4}, {5, 6}),
+            "a is (3, 4) and b is (5, 6): the inner sizes 4 and 5 differ");
   EXPECT_EQ(error_of({3}, {4}), "a is (3,) and b is (4,): the inner sizes 3 and 4 differ");
   EXPECT_EQ(error_of({2, 3, 4}, {5, 4, 6}),
             "a is (2, 3, 4) and b is (5, 4, 6): the batch sizes 2 and 5 do not broadcast");
@@ -88,7 +90,8 @@ TEST(ShapeString, PrintsLikeTorch) {
   EXPECT_EQ(shape_string(Sizes{2, 3}), "(2, 3)");
 }
 
-// --- Named cases -----------------------------------------------------------------------------------
+// --- Named cases
+// -----------------------------------------------------------------------------------
 
 TEST(Lower, PlainMatrices) {
   const Tensor a({64, 32}), b({32, 48}), out({64, 48});
@@ -150,7 +153,8 @@ TEST(Lower, SlicedBatchDoesNotFold) {
 }
 
 TEST(Lower, AttentionHeadsMergeWhatNests) {
-  // (batch, sequence, heads, 64).transpose(1, 2): batch and heads cannot merge, and nothing is copied.
+  // (batch, sequence, heads, 64).transpose(1, 2): batch and heads cannot merge, and nothing is
+  // copied.
   const Tensor q = Tensor({2, 128, 12, 64}).transposed(1, 2);
   const Tensor k = q.transposed(2, 3);
   const Lowered lowered = lower(request(q, k, Tensor({2, 12, 128, 128})));
@@ -164,8 +168,8 @@ TEST(Lower, AttentionHeadsMergeWhatNests) {
   EXPECT_TRUE(lowered.problem.b_k_major());
 
   // Contiguous heads are one batch dimension.
-  const Lowered merged = lower(request(Tensor({2, 12, 128, 64}), Tensor({2, 12, 64, 128}),
-                                       Tensor({2, 12, 128, 128})));
+  const Lowered merged =
+      lower(request(Tensor({2, 12, 128, 64}), Tensor({2, 12, 64, 128}), Tensor({2, 12, 128, 128})));
   ASSERT_EQ(merged.problem.batch_dims, 1);
   EXPECT_EQ(merged.problem.batch_size[0], 24);
   EXPECT_EQ(merged.problem.a.batch_stride[0], 128 * 64);
@@ -256,8 +260,12 @@ TEST(Lower, EmptyInnerSizeIsAProblemWithoutK) {
 TEST(Lower, EmptyOutputsAreEmptyProblems) {
   const struct {
     Sizes a, b;
-  } cases[] = {{{0, 3}, {3, 4}}, {{4, 3}, {3, 0}}, {{0, 2, 3}, {3, 4}}, {{0, 2, 3}, {0, 3, 4}},
-               {{2, 0, 2, 3}, {2, 1, 3, 4}}, {{0, 0}, {0, 0}}};
+  } cases[] = {{{0, 3}, {3, 4}},
+               {{4, 3}, {3, 0}},
+               {{0, 2, 3}, {3, 4}},
+               {{0, 2, 3}, {0, 3, 4}},
+               {{2, 0, 2, 3}, {2, 1, 3, 4}},
+               {{0, 0}, {0, 0}}};
   for (const auto& c : cases) {
     const Tensor a(c.a), b(c.b), out(shape_of(a, b));
     const Lowered lowered = lower(request(a, b, out));
@@ -278,8 +286,7 @@ TEST(Lower, StridesBeyondThirtyTwoBits) {
 
   // Rows that fold to more than 2^31.
   const Tensor rows({1 << 16, 1 << 16, 1});
-  const Lowered folded =
-      lower(request(rows, Tensor({1, 1}), Tensor({1 << 16, 1 << 16, 1})));
+  const Lowered folded = lower(request(rows, Tensor({1, 1}), Tensor({1 << 16, 1 << 16, 1})));
   ASSERT_EQ(folded.error, "");
   EXPECT_EQ(folded.problem.m * folded.problem.n * folded.problem.batch_count(), int64_t{1} << 32);
 }
@@ -337,17 +344,19 @@ TEST(Lower, TooManyBatchDimensionsIsOneSentence) {
 }
 
 TEST(Lower, ScatteredOutputIsOneSentence) {
-  const Lowered lowered =
-      lower(request(Tensor({4, 8}), Tensor({8, 6}), Tensor({4, 6}, {100, 3})));
+  const Lowered lowered = lower(request(Tensor({4, 8}), Tensor({8, 6}), Tensor({4, 6}, {100, 3})));
   EXPECT_NE(lowered.error.find("(100, 3)"), std::string::npos) << lowered.error;
 }
 
-// --- Random shapes and strides against the definition ----------------------------------------------
+// --- Random shapes and strides against the definition
+// ----------------------------------------------
 
 class Random {
  public:
   explicit Random(uint32_t seed) : engine_(seed) {}
-  int64_t below(int64_t limit) { return static_cast<int64_t>(engine_() % static_cast<uint64_t>(limit)); }
+  int64_t below(int64_t limit) {
+    return static_cast<int64_t>(engine_() % static_cast<uint64_t>(limit));
+  }
   bool chance(int percent) { return below(100) < percent; }
 
   // A tensor of these sizes with permuted, padded or expanded memory, filled with small integers.
@@ -391,10 +400,10 @@ class Random {
 
 double at(const Tensor& tensor, const Sizes& index) { return tensor.values[tensor.offset(index)]; }
 
-// out = alpha * (a @ b) + bias + beta * residual, by torch.matmul's definition. NaN stays wherever nothing
-// is written.
-void define(const Tensor& a, const Tensor& b, const Tensor* bias, const Tensor* residual, double alpha,
-            double beta, Tensor* out) {
+// out = alpha * (a @ b) + bias + beta * residual, by torch.matmul's definition. NaN stays wherever
+// nothing is written.
+void define(const Tensor& a, const Tensor& b, const Tensor* bias, const Tensor* residual,
+            double alpha, double beta, Tensor* out) {
   const bool has_rows = a.sizes.size() > 1, has_cols = b.sizes.size() > 1;
   const int64_t k = a.sizes.back();
   for_each_index(out->sizes, [&](const Sizes& index) {
@@ -452,7 +461,9 @@ TEST(Lower, RandomProblemsComputeTorchMatmul) {
   int swapped = 0, folded = 0, batched = 0, refused = 0;
   for (uint32_t seed = 0; seed < 4000; ++seed) {
     Random random(seed);
-    const auto size = [&] { return random.chance(5) ? 0 : random.chance(20) ? 1 : 1 + random.below(5); };
+    const auto size = [&] {
+      return random.chance(5) ? 0 : random.chance(20) ? 1 : 1 + random.below(5);
+    };
     const int64_t m = size(), n = size(), k = size();
     Sizes batch(random.below(4));
     for (int64_t& b : batch) b = size();
@@ -474,7 +485,8 @@ TEST(Lower, RandomProblemsComputeTorchMatmul) {
 
     LoweringRequest req = request(a, b, out);
     std::optional<Tensor> bias, residual;
-    if (random.chance(50)) req.bias = bias.emplace(random.tensor(random.broadcastable(out.sizes), false));
+    if (random.chance(50))
+      req.bias = bias.emplace(random.tensor(random.broadcastable(out.sizes), false));
     if (random.chance(50)) {
       req.residual = residual.emplace(random.tensor(random.broadcastable(out.sizes), false));
     }
@@ -490,14 +502,16 @@ TEST(Lower, RandomProblemsComputeTorchMatmul) {
     }
     ASSERT_TRUE(lowered.problem.empty() || lowered.problem.out.col_stride == 1)
         << "kernels store rows; seed " << seed;
-    define(a, b, bias ? &*bias : nullptr, residual ? &*residual : nullptr, req.alpha, req.beta, &expected);
+    define(a, b, bias ? &*bias : nullptr, residual ? &*residual : nullptr, req.alpha, req.beta,
+           &expected);
     compute(lowered, a.values.data(), b.values.data(), bias ? bias->values.data() : nullptr,
             residual ? residual->values.data() : nullptr, out.values.data());
     for (size_t i = 0; i < out.values.size(); ++i) {
       ASSERT_TRUE(out.values[i] == expected.values[i] ||
                   (std::isnan(out.values[i]) && std::isnan(expected.values[i])))
           << "seed " << seed << ": " << shape_string(a.sizes) << " @ " << shape_string(b.sizes)
-          << " differs at element " << i << ": " << out.values[i] << " is not " << expected.values[i];
+          << " differs at element " << i << ": " << out.values[i] << " is not "
+          << expected.values[i];
     }
     swapped += lowered.swapped;
     batched += lowered.problem.batch_dims > 0;

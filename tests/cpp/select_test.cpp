@@ -1,5 +1,5 @@
-// select() on cards that need not be in this machine: who runs what, why the others do not, and that the
-// choice is a function of the problem and the card alone.
+// select() on cards that need not be in this machine: who runs what, why the others do not, and
+// that the choice is a function of the problem and the card alone.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +17,9 @@ constexpr int kKiB = 1024;
 
 // Figures from the vendor's data sheets; shared memory from the CUDA programming guide.
 Device h200() { return {"H200", 90, 132, 227 * kKiB, 228 * kKiB, 50 << 20, 1.98, 4.45e6}; }
-Device h100_pcie() { return {"H100 PCIe", 90, 114, 227 * kKiB, 228 * kKiB, 50 << 20, 1.755, 1.9e6}; }
+Device h100_pcie() {
+  return {"H100 PCIe", 90, 114, 227 * kKiB, 228 * kKiB, 50 << 20, 1.755, 1.9e6};
+}
 Device h20() { return {"H20", 90, 78, 227 * kKiB, 228 * kKiB, 60 << 20, 1.98, 3.8e6}; }
 Device a100() { return {"A100", 80, 108, 163 * kKiB, 164 * kKiB, 40 << 20, 1.41, 1.4e6}; }
 Device rtx3090() { return {"RTX 3090", 86, 82, 99 * kKiB, 100 * kKiB, 6 << 20, 1.695, 0.85e6}; }
@@ -67,7 +69,8 @@ const KernelEntry& kernel(std::string_view name) {
   return kernel_table()[0];
 }
 
-// --- The table -------------------------------------------------------------------------------------
+// --- The table
+// -------------------------------------------------------------------------------------
 
 TEST(KernelTable, RowsAreComplete) {
   std::set<std::string_view> names;
@@ -107,12 +110,14 @@ TEST(KernelTable, RowsAreComplete) {
 
 TEST(KernelTable, TilesSpanTheRangeThatWasAskedFor) {
   std::set<std::pair<int, int>> tiles;
-  for (const TileConfig& config : kernel("mma_sync").configs) tiles.insert({config.block_m, config.block_n});
+  for (const TileConfig& config : kernel("mma_sync").configs)
+    tiles.insert({config.block_m, config.block_n});
   EXPECT_TRUE(tiles.contains({64, 64}));
   EXPECT_TRUE(tiles.contains({128, 256}));
 }
 
-// --- Who runs what ---------------------------------------------------------------------------------
+// --- Who runs what
+// ---------------------------------------------------------------------------------
 
 TEST(Select, HalfPrecisionRunsOnTensorCores) {
   for (const Device& device : {h200(), h100_pcie(), h20(), a100(), rtx3090()}) {
@@ -135,8 +140,10 @@ TEST(Select, FullPrecisionStaysOnTheFmaPipes) {
 TEST(Select, LowerPrecisionsOfFloat32RunOnTensorCores) {
   for (Precision precision : {Precision::kTf32, Precision::kBf16, Precision::kFp16}) {
     SCOPED_TRACE(to_string(precision));
-    EXPECT_EQ(chosen(linear_problem(512, 512, 512, DType::kFloat32, precision), h200()), "mma_sync");
-    EXPECT_EQ(chosen(linear_problem(511, 513, 127, DType::kFloat32, precision), a100()), "mma_sync");
+    EXPECT_EQ(chosen(linear_problem(512, 512, 512, DType::kFloat32, precision), h200()),
+              "mma_sync");
+    EXPECT_EQ(chosen(linear_problem(511, 513, 127, DType::kFloat32, precision), a100()),
+              "mma_sync");
   }
 }
 
@@ -192,7 +199,8 @@ TEST(Select, EveryShapeStrideAndAlignmentHasAPlan) {
 
 TEST(Select, PlansFitTheDevice) {
   for (const Device& device : {h200(), a100(), rtx3090(), t4()}) {
-    for (const Problem& problem : {f16(4096, 4096, 4096), f32(4096, 4096, 4096), f16(1021, 2039, 4093)}) {
+    for (const Problem& problem :
+         {f16(4096, 4096, 4096), f32(4096, 4096, 4096), f16(1021, 2039, 4093)}) {
       std::vector<Candidate> report;
       select(problem, device, "", &report);
       for (const Candidate& candidate : report) {
@@ -204,7 +212,8 @@ TEST(Select, PlansFitTheDevice) {
   }
 }
 
-// --- The report ------------------------------------------------------------------------------------
+// --- The report
+// ------------------------------------------------------------------------------------
 
 TEST(Select, ReportsEveryConfigurationWithATimeOrAReason) {
   for (const Problem& problem : {f16(4096, 4096, 4096), f32(100, 100, 100), f16(33, 35, 37)}) {
@@ -237,15 +246,17 @@ TEST(Select, PredictsNothingFasterThanTheMemory) {
     for (const Problem& problem : {f16(16, 14336, 4096), f16(1, 4096, 4096), f32(64, 64, 65536)}) {
       const Selection selection = select(problem, device);
       ASSERT_TRUE(selection.plan.has_value());
-      const double bytes = bytes_per_element(problem.a.dtype) *
-                           double(problem.m * problem.k + problem.k * problem.n + problem.m * problem.n);
+      const double bytes =
+          bytes_per_element(problem.a.dtype) *
+          double(problem.m * problem.k + problem.k * problem.n + problem.m * problem.n);
       EXPECT_GE(selection.plan->predicted_us, bytes / device.memory_bytes_per_us);
     }
   }
 }
 
 TEST(Select, MoreSmsAreNeverPredictedSlower) {
-  for (const Problem& problem : {f16(4096, 4096, 4096), f16(512, 4096, 4096), f32(2048, 2048, 2048)}) {
+  for (const Problem& problem :
+       {f16(4096, 4096, 4096), f16(512, 4096, 4096), f32(2048, 2048, 2048)}) {
     double previous = INFINITY;
     for (int sms : {78, 114, 132}) {
       Device device = h200();
@@ -258,13 +269,15 @@ TEST(Select, MoreSmsAreNeverPredictedSlower) {
   }
 }
 
-// --- Determinism -----------------------------------------------------------------------------------
+// --- Determinism
+// -----------------------------------------------------------------------------------
 
 TEST(Select, SameProblemSamePlan) {
   for (int sms : {78, 114, 132}) {
     Device device = h200();
     device.sm_count = sms;
-    for (const Problem& problem : {f16(4096, 4096, 4096), f16(64, 64, 65536), f32(128, 512, 32768)}) {
+    for (const Problem& problem :
+         {f16(4096, 4096, 4096), f16(64, 64, 65536), f32(128, 512, 32768)}) {
       const Selection first = select(problem, device);
       std::vector<Candidate> report;
       const Selection second = select(problem, device, "", &report);
@@ -292,21 +305,22 @@ TEST(Select, EpilogueAndScalarsDoNotChangeThePrecisionOfTheSum) {
   EXPECT_EQ(to_string(*select(problem, h200()).plan), before);
 }
 
-// --- Split-K ---------------------------------------------------------------------------------------
+// --- Split-K
+// ---------------------------------------------------------------------------------------
 
 TEST(SplitK, FillsTheCardWhenThereAreFewTiles) {
   for (int sms : {78, 114, 132}) {
     Device device = h200();
     device.sm_count = sms;
-    for (const Problem& problem : {f16(64, 64, 65536), f16(128, 512, 32768), f16(256, 256, 16384)}) {
+    for (const Problem& problem :
+         {f16(64, 64, 65536), f16(128, 512, 32768), f16(256, 256, 16384)}) {
       const Selection selection = select(problem, device);
       ASSERT_TRUE(selection.plan.has_value());
       EXPECT_GT(selection.plan->split_k, 1) << sms << " SMs, " << to_string(problem);
       const int64_t tiles =
           ((problem.m + selection.plan->config->block_m - 1) / selection.plan->config->block_m) *
           ((problem.n + selection.plan->config->block_n - 1) / selection.plan->config->block_n);
-      EXPECT_LE(tiles * selection.plan->split_k,
-                int64_t{sms} * selection.plan->config->ctas_per_sm)
+      EXPECT_LE(tiles * selection.plan->split_k, int64_t{sms} * selection.plan->config->ctas_per_sm)
           << "more splits than the card holds at once";
     }
   }
@@ -361,7 +375,8 @@ TEST(SplitK, SlicesCoverKExactlyOnceInWholeTiles) {
   }
 }
 
-// --- What reaches the kernels ----------------------------------------------------------------------
+// --- What reaches the kernels
+// ----------------------------------------------------------------------
 
 TEST(Params, VectorEpilogueOnlyWhereEverythingIsAligned) {
   const auto vectorises = [](const Problem& problem) {
@@ -409,7 +424,8 @@ TEST(Params, AbsentOperandsAreNull) {
   EXPECT_EQ(params.preact.pointer, nullptr);
 }
 
-// --- force_kernel ----------------------------------------------------------------------------------
+// --- force_kernel
+// ----------------------------------------------------------------------------------
 
 TEST(Force, NarrowsTheChoice) {
   const Problem problem = f16(512, 512, 512);
@@ -462,11 +478,11 @@ TEST(Force, RefusesWhatItCannotParse) {
   const std::string config(kernel("mma_sync").configs.front().name);
   for (const std::string& force :
        {std::string("mma_sync:"), std::string(":128x128"), std::string("mma_sync,"),
-        "mma_sync:" + config + ",", "mma_sync:" + config + ",split_k", "mma_sync:" + config + ",split_k=",
-        "mma_sync:" + config + ",split_k=0", "mma_sync:" + config + ",split_k=-1",
-        "mma_sync:" + config + ",split_k=two", "mma_sync:" + config + ",split_k=2x",
-        "mma_sync:" + config + ",split_k=99999999999", "mma_sync:" + config + ",stages=3",
-        std::string(",split_k=2")}) {
+        "mma_sync:" + config + ",", "mma_sync:" + config + ",split_k",
+        "mma_sync:" + config + ",split_k=", "mma_sync:" + config + ",split_k=0",
+        "mma_sync:" + config + ",split_k=-1", "mma_sync:" + config + ",split_k=two",
+        "mma_sync:" + config + ",split_k=2x", "mma_sync:" + config + ",split_k=99999999999",
+        "mma_sync:" + config + ",stages=3", std::string(",split_k=2")}) {
     const std::string error = refusal(f16(512, 512, 512), h200(), force);
     EXPECT_CONTAINS(error, "\"" + force + "\"");
     EXPECT_CONTAINS(error, "form");

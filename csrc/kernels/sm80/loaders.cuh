@@ -14,12 +14,12 @@
 
 namespace tgemm::sm80 {
 
-// cp.async of an operand with unit stride along one dimension, everything else 16-byte aligned. Each thread
-// owns one chunk column and every kRowsPerPass-th row of the tile.
+// cp.async of an operand with unit stride along one dimension, everything else in whole 16-byte chunks. Each
+// thread owns one chunk column and every kRowsPerPass-th row of the tile.
 //
 // What lies outside the matrix along M or N only feeds outputs that nobody stores, so it is read from the
-// nearest place inside instead; K beyond the end must be zeros. All k-tiles but the last are whole and take
-// the cheap path: no sizes, no predicates.
+// nearest place inside instead. K beyond the end must be zeros: the partial k-tile comes first, so that the
+// mainloop requests whole ones alone and needs no sizes.
 template <class Tile, bool kKMajor, int kKBytes, int kElementBytes, int kThreads>
 class AsyncLoader {
  public:
@@ -28,46 +28,56 @@ class AsyncLoader {
   static_assert(kThreads % Tile::kChunksPerRow == 0 && Tile::kRows % kRowsPerPass == 0);
   static_assert(kRowsPerPass % Tile::kSwizzlePeriod == 0, "one shared offset serves all passes");
 
-  // `base`: first element of this batch entry; `mn`: first row (column) of the tile, of `extent` in all;
-  // `last_k`: length of the last k-tile. An MN-major extent is a multiple of a chunk, and 256 rows span
-  // less than 2^31 bytes (loads_async() in mma_sync.cpp).
+  // `base`: first element of this batch entry; `mn`: first row (column) of the tile, of `extent` in all.
+  // The contiguous extent is a multiple of a chunk and a tile's rows span less than 2^31 bytes
+  // (loads_async() in mma_sync.cpp).
   __device__ AsyncLoader(const void* base, int64_t mn_stride, int64_t k_stride, int64_t mn,
-                         int64_t extent, int64_t k_begin, int last_k, int thread) {
+                         int64_t extent, int64_t k_begin, int thread) {
     constexpr int kChunkElements = kChunkBytes / kElementBytes;
     const int chunk = thread % Tile::kChunksPerRow;
     const int row = thread / Tile::kChunksPerRow;
     shared_offset_ = Tile::offset(row, chunk);
     const char* origin = static_cast<const char*>(base);
     if constexpr (kKMajor) {
-      const int first = static_cast<int>(min(int64_t{row}, extent - 1 - mn));
-      last_row_ = static_cast<int>(min(extent - 1 - mn, int64_t{Tile::kRows})) - first;
+      const int64_t last = extent - 1 - mn;
+      const int first = static_cast<int>(min(int64_t{row}, last));
+      last_row_ = static_cast<int>(min(last, int64_t{Tile::kRows})) - first;
       row_pitch_ = static_cast<int>(mn_stride * kElementBytes);
       global_ = origin + (mn + first) * (mn_stride * kElementBytes) + k_begin * kElementBytes +
                 chunk * kChunkBytes;
-      last_ = max(0, min(last_k * kElementBytes - chunk * kChunkBytes, kChunkBytes));
     } else {
       const int64_t column = min(mn + chunk * kChunkElements, extent - kChunkElements);
       row_pitch_ = static_cast<int>(k_stride * kElementBytes);
       global_ = origin + (k_begin + row) * (k_stride * kElementBytes) + column * kElementBytes;
-      last_ = last_k - row;
     }
   }
 
-  // Copies pass `pass` of a whole k-tile.
-  __device__ void copy(uint32_t tile, int pass) const {
-    ptx::cp_async_16(tile + shared_offset_ + pass * kRowsPerPass * Tile::kRowBytes, source(pass));
+  // Requests the first k-tile, of which `k` are inside the matrix, and moves on.
+  __device__ void copy_first(uint32_t tile, int k, int thread) {
+    const int chunk = thread % Tile::kChunksPerRow;
+    const int row = thread / Tile::kChunksPerRow;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const bool inside = kKMajor ? chunk * kChunkBytes < k * kElementBytes : row + pass * kRowsPerPass < k;
+      ptx::cp_async_16_zfill(shared(tile, pass), source(pass), inside ? kChunkBytes : 0);
+    }
+    global_ += kKMajor ? k * kElementBytes : k * row_pitch_;
   }
 
-  // The same for the last k-tile; with `past_end` nothing is read and all is zero.
-  __device__ void copy_last(uint32_t tile, int pass, bool past_end) const {
-    const int bytes = kKMajor ? last_ : pass * kRowsPerPass < last_ ? kChunkBytes : 0;
-    ptx::cp_async_16_zfill(tile + shared_offset_ + pass * kRowsPerPass * Tile::kRowBytes, source(pass),
-                           past_end ? 0 : bytes);
+  // Requests passes [begin, end) of the current k-tile, if `wanted`.
+  __device__ void copy(uint32_t tile, int begin, int end, bool wanted) const {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (pass >= begin && pass < end) ptx::cp_async_16_if(wanted, shared(tile, pass), source(pass));
+    }
   }
 
   __device__ void advance() { global_ += kKMajor ? kKBytes : Tile::kRows * row_pitch_; }
 
  private:
+  __device__ uint32_t shared(uint32_t tile, int pass) const {
+    return tile + shared_offset_ + pass * kRowsPerPass * Tile::kRowBytes;
+  }
   __device__ const char* source(int pass) const {
     const int row = kKMajor ? min(pass * kRowsPerPass, last_row_) : pass * kRowsPerPass;
     return global_ + static_cast<uint32_t>(row) * static_cast<uint32_t>(row_pitch_);
@@ -75,7 +85,6 @@ class AsyncLoader {
 
   const char* global_;  // this thread's chunk in pass 0 of the current k-tile
   int row_pitch_;       // bytes
-  int last_;            // in the last k-tile. K-major: bytes of this chunk; MN-major: rows from this one
   int last_row_ = 0;    // K-major: rows (along M or N) from this one to the last
   int shared_offset_;
 };

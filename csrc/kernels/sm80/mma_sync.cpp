@@ -50,28 +50,27 @@ Math math_of(const Problem& problem) {
   return Math::kTf32;
 }
 
-// cp.async moves 16 bytes: unit stride along K or along M/N, everything else a multiple of 16 bytes, a tile's
-// rows within 2^31 bytes of each other; along M/N whole chunks, since rows are not padded.
-bool loads_async(const Matrix& matrix, bool k_major, int64_t leading_stride, int64_t mn, int batch_dims) {
+// cp.async moves 16 bytes: one unit stride, along which the matrix is a whole number of 16-byte chunks, and
+// everything else a multiple of 16 bytes; a tile's rows within 2^31 bytes of each other.
+bool loads_async(const Matrix& matrix, int64_t contiguous_extent, int64_t leading_stride, int batch_dims) {
   const int64_t per_chunk = 16 / bytes_per_element(matrix.dtype);
   constexpr int64_t kMaxLeadingStride = int64_t{1} << 20;
-  if (leading_stride % per_chunk != 0 || leading_stride > kMaxLeadingStride) return false;
-  if (!k_major && mn % per_chunk != 0) return false;
-  if (matrix.address_alignment < 16) return false;
+  if (contiguous_extent % per_chunk != 0 || leading_stride % per_chunk != 0) return false;
+  if (leading_stride > kMaxLeadingStride || matrix.address_alignment < 16) return false;
   return std::all_of(matrix.batch_stride.begin(), matrix.batch_stride.begin() + batch_dims,
                      [=](int64_t stride) { return stride % per_chunk == 0; });
 }
 
 bool a_loads_async(const Problem& problem) {
   const Matrix& a = problem.a;
-  if (problem.a_k_major()) return loads_async(a, true, a.row_stride, problem.m, problem.batch_dims);
-  return problem.a_m_major() && loads_async(a, false, a.col_stride, problem.m, problem.batch_dims);
+  if (problem.a_k_major()) return loads_async(a, problem.k, a.row_stride, problem.batch_dims);
+  return problem.a_m_major() && loads_async(a, problem.m, a.col_stride, problem.batch_dims);
 }
 
 bool b_loads_async(const Problem& problem) {
   const Matrix& b = problem.b;
-  if (problem.b_k_major()) return loads_async(b, true, b.col_stride, problem.n, problem.batch_dims);
-  return problem.b_n_major() && loads_async(b, false, b.row_stride, problem.n, problem.batch_dims);
+  if (problem.b_k_major()) return loads_async(b, problem.k, b.col_stride, problem.batch_dims);
+  return problem.b_n_major() && loads_async(b, problem.n, b.row_stride, problem.batch_dims);
 }
 
 const char* rejects(const Problem& problem, const Device& device, const TileConfig& config) {

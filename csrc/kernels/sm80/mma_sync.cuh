@@ -39,40 +39,21 @@ class WarpMma {
         for (int e = 0; e < 4; ++e) accumulators_[i][j][e] = 0.0f;
   }
 
-  // All fragments of k-step `step` into register buffer `step` % 2.
+  // Fragments of k-step `step` into register buffer `step` % 2.
   __device__ void read(uint32_t tile_a, uint32_t tile_b, int step) {
 #pragma unroll
-    for (int f = 0; f < kFragments; ++f) read_one(tile_a, tile_b, step, f);
+    for (int i = 0; i < kFragmentsM; ++i) reader_a_.read(a_[step % 2][i], tile_a, i, step);
+#pragma unroll
+    for (int j = 0; j < kFragmentsN; ++j) reader_b_.read(b_[step % 2][j], tile_b, j, step);
   }
 
-  // Multiplies k-step `step` from registers. In between, evenly spread, reads the fragments of k-step
-  // `next` from (tile_a, tile_b) and calls between(0) to between(kBetween - 1): the Tensor Cores stay fed
-  // only if no warp stops issuing to them for long.
-  template <int kBetween, class Between>
-  __device__ void multiply(int step, uint32_t tile_a, uint32_t tile_b, int next, const Between& between) {
-    constexpr int kMmas = kFragmentsM * 2 * kFragmentsN;
-    int reads = 0;
-    int calls = 0;
-#pragma unroll
-    for (int n = 0; n < kMmas; ++n) {
-      // Back and forth along N, so that neighbouring instructions share a fragment.
-      const int i = n / (2 * kFragmentsN);
-      const int j = i % 2 == 0 ? n % (2 * kFragmentsN) : 2 * kFragmentsN - 1 - n % (2 * kFragmentsN);
-      const uint32_t(&b)[4] = b_[step % 2][j / 2];
-      mma<kMath>(accumulators_[i][j], a_[step % 2][i], b[j % 2 * 2], b[j % 2 * 2 + 1]);
-      if (reads * kMmas <= n * kFragments) read_one(tile_a, tile_b, next, reads++);
-      if (calls < kBetween && (2 * calls + 1) * kMmas <= 2 * n * kBetween) between(calls++);
-    }
-#pragma unroll
-    for (; calls < kBetween; ++calls) between(calls);
-  }
-
-  // Multiplies k-step `step` and reads nothing.
+  // Back and forth along N, so that neighbouring instructions share a fragment.
   __device__ void multiply(int step) {
 #pragma unroll
     for (int i = 0; i < kFragmentsM; ++i) {
 #pragma unroll
-      for (int j = 0; j < 2 * kFragmentsN; ++j) {
+      for (int jj = 0; jj < 2 * kFragmentsN; ++jj) {
+        const int j = i % 2 == 0 ? jj : 2 * kFragmentsN - 1 - jj;
         const uint32_t(&b)[4] = b_[step % 2][j / 2];
         mma<kMath>(accumulators_[i][j], a_[step % 2][i], b[j % 2 * 2], b[j % 2 * 2 + 1]);
       }
@@ -102,18 +83,6 @@ class WarpMma {
   }
 
  private:
-  static constexpr int kFragments = kFragmentsM + kFragmentsN;
-
-  // Fragments in the order in which multiply() needs them: the first of A, all of B, the rest of A.
-  __device__ void read_one(uint32_t tile_a, uint32_t tile_b, int step, int f) {
-    if (f == 0 || f > kFragmentsN) {
-      const int i = f == 0 ? 0 : f - kFragmentsN;
-      reader_a_.read(a_[step % 2][i], tile_a, i, step);
-    } else {
-      reader_b_.read(b_[step % 2][f - 1], tile_b, f - 1, step);
-    }
-  }
-
   int warp_m_, warp_n_, lane_;
   FragmentReader<Operand::kA, TileA, kAKMajor, kMath> reader_a_;
   FragmentReader<Operand::kB, TileB, kBKMajor, kMath> reader_b_;
@@ -140,7 +109,6 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
   using LoaderB = AsyncLoader<TileB, kBKMajor, Cta::kKBytes, kBytes, Cta::kThreads>;
   using Mma = WarpMma<Cta, TileA, TileB, kAKMajor, kBKMajor, kMath>;
   constexpr int kSteps = Mma::kSteps;
-  constexpr int kPasses = LoaderA::kPasses + LoaderB::kPasses;
 
   // In shared memory, so that what the epilogue needs does not sit in registers through the mainloop.
   __shared__ Tile tile;
@@ -156,76 +124,60 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
     __syncthreads();
     const int64_t k_length = tile.k_end - tile.k_begin;
     const int k_tiles = static_cast<int>((k_length + kTileK - 1) / kTileK);
-    const int last_k = static_cast<int>(k_length - int64_t{k_tiles - 1} * kTileK);
     LoaderA load_a(batch_pointer(params, params.a, tile.batch, kBytes), params.a.row_stride,
-                   params.a.col_stride, tile.m, params.m, tile.k_begin, last_k, thread);
+                   params.a.col_stride, tile.m, params.m, tile.k_begin, thread);
     LoaderB load_b(batch_pointer(params, params.b, tile.batch, kBytes), params.b.col_stride,
-                   params.b.row_stride, tile.n, params.n, tile.k_begin, last_k, thread);
+                   params.b.row_stride, tile.n, params.n, tile.k_begin, thread);
 
-    int k_tiles_left = k_tiles;  // not yet requested
     uint32_t filling = stages;
     uint32_t reading = stages;
     const auto next = [stages](uint32_t stage) {
       stage += Cta::kStageBytes;
       return stage == stages + Cta::kStages * Cta::kStageBytes ? stages : stage;
     };
-    // Requests pass `pass` of the next k-tile. Past the end zeros are written, so the pipeline needs no
-    // special end.
-    const auto copy = [&]<bool kWhole>(int pass) {
-      const bool is_a = pass < LoaderA::kPasses;
-      if constexpr (kWhole) {
-        is_a ? load_a.copy(filling, pass)
-             : load_b.copy(filling + TileA::kBytes, pass - LoaderA::kPasses);
-      } else {
-        is_a ? load_a.copy_last(filling, pass, k_tiles_left < 1)
-             : load_b.copy_last(filling + TileA::kBytes, pass - LoaderA::kPasses, k_tiles_left < 1);
-      }
-    };
-    const auto finish_request = [&] {
+    // Requests share `part` of `parts` of a k-tile, if there is one.
+    const auto request = [&](int part, int parts, bool wanted) {
+      load_a.copy(filling, LoaderA::kPasses * part / parts, LoaderA::kPasses * (part + 1) / parts, wanted);
+      load_b.copy(filling + TileA::kBytes, LoaderB::kPasses * part / parts,
+                  LoaderB::kPasses * (part + 1) / parts, wanted);
+      if (part < parts - 1) return;
       ptx::cp_async_commit_group();
       load_a.advance();
       load_b.advance();
-      --k_tiles_left;
       filling = next(filling);
     };
-    // Multiplies one k-tile while the next but kStages - 2 is requested, in equal shares over all k-steps
-    // but the last.
-    const auto multiply = [&]<bool kWhole>() {
-      constexpr int kPerStep = (kPasses + kSteps - 2) / (kSteps - 1);
-#pragma unroll
-      for (int step = 0; step < kSteps - 1; ++step) {
-        // A step's copies go together: ptxas pads each first copy after a shared-memory read.
-        warp_mma.template multiply<1>(step, reading, reading + TileA::kBytes, step + 1, [&](int) {
-#pragma unroll
-          for (int pass = step * kPerStep; pass < min((step + 1) * kPerStep, kPasses); ++pass) {
-            copy.template operator()<kWhole>(pass);
-          }
-        });
-      }
-      finish_request();
-      // The next stage has landed for this thread; the barrier makes that true for all, and lets the stage
-      // just read be filled again.
-      ptx::cp_async_wait_group<Cta::kStages - 2>();
-      __syncthreads();
-      reading = next(reading);
-      warp_mma.template multiply<0>(kSteps - 1, reading, reading + TileA::kBytes, 0, [](int) {});
-    };
 
-    for (int s = 0; s < Cta::kStages - 1; ++s) {
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        k_tiles_left > 1 ? copy.template operator()<true>(pass) : copy.template operator()<false>(pass);
-      }
-      finish_request();
+    if (k_tiles > 0) {
+      const int first_k = static_cast<int>(k_length - int64_t{k_tiles - 1} * kTileK);
+      load_a.copy_first(filling, first_k, thread);
+      load_b.copy_first(filling + TileA::kBytes, first_k, thread);
     }
+    ptx::cp_async_commit_group();
+    filling = next(filling);
+#pragma unroll
+    for (int s = 1; s < Cta::kStages - 1; ++s) request(0, 1, s < k_tiles);
+
     warp_mma.clear();
     ptx::cp_async_wait_group<Cta::kStages - 2>();
     __syncthreads();
-    warp_mma.read(reading, reading + TileA::kBytes, 0);
+    if (k_tiles > 0) warp_mma.read(reading, reading + TileA::kBytes, 0);
 
-    // One k-tile is multiplied for each one requested, kStages - 1 of them past the end.
-    while (k_tiles_left > 1) multiply.template operator()<true>();
-    while (k_tiles_left > 1 - Cta::kStages) multiply.template operator()<false>();
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+      const bool more = k_tile + Cta::kStages - 1 < k_tiles;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        if (step == kSteps - 1) {
+          // The next stage has landed for this thread; the barrier makes that true for all, and lets the
+          // stage just read be filled again. (After the last k-tile stale data is read, and not used.)
+          ptx::cp_async_wait_group<Cta::kStages - 2>();
+          __syncthreads();
+          reading = next(reading);
+        }
+        warp_mma.read(reading, reading + TileA::kBytes, (step + 1) % kSteps);
+        if (step < kSteps - 1) request(step, kSteps - 1, more);
+        warp_mma.multiply(step);
+      }
+    }
 
     ptx::cp_async_wait_group<0>();
     __syncthreads();  // all fragments read: the stages become the epilogue's buffer
