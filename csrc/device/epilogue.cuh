@@ -97,66 +97,101 @@ __device__ inline float apply_activation(Activation activation, float x) {
   return x;
 }
 
-// Two at a time in a rolled loop: half the code of four at once, and still two independent chains.
-template <int kVec>
-__device__ inline void activate(Activation activation, float (&x)[kVec]) {
-  if constexpr (kVec == 1) {
+// Two at a time in a rolled loop that rotates the array: little code, and still two independent chains.
+template <int kCount>
+__device__ inline void activate(Activation activation, float (&x)[kCount]) {
+  if constexpr (kCount == 1) {
     x[0] = apply_activation(activation, x[0]);
   } else {
 #pragma unroll 1
-    for (int i = 0; i < kVec; i += 2) {
+    for (int i = 0; i < kCount; i += 2) {
       const float first = apply_activation(activation, x[0]);
       const float second = apply_activation(activation, x[1]);
 #pragma unroll
-      for (int j = 0; j + 2 < kVec; ++j) x[j] = x[j + 2];
-      x[kVec - 2] = first;
-      x[kVec - 1] = second;
+      for (int j = 0; j + 2 < kCount; ++j) x[j] = x[j + 2];
+      x[kCount - 2] = first;
+      x[kCount - 1] = second;
     }
   }
 }
 
-// Offsets of one batch entry, in elements.
-struct EpilogueBatch {
-  int64_t out;
-  int64_t bias;
-  int64_t residual;
-  int64_t preact;
-
-  __device__ EpilogueBatch(const GemmParams& params, int64_t batch)
-      : out(batch_offset(params, params.out, batch)), bias(0), residual(0), preact(0) {
-    if (params.bias.pointer) bias = batch_offset(params, params.bias, batch);
-    if (params.residual.pointer) residual = batch_offset(params, params.residual, batch);
-    if (params.preact.pointer) preact = batch_offset(params, params.preact, batch);
-  }
-};
-
-// Finishes kVec horizontally adjacent outputs at (m, n). kVec 4 needs params.vector_epilogue.
-template <int kVec>
-__device__ inline void finish_and_store(const GemmParams& params, const EpilogueBatch& batch, int64_t m,
-                                        int64_t n, float (&acc)[kVec]) {
-  const auto at = [m, n](const MatrixParams& matrix, int64_t base) {
-    return base + m * matrix.row_stride + n * matrix.col_stride;
+// Finishes kItems runs of kVec horizontally adjacent outputs; run r starts at (m[r], n[r]) and is skipped
+// unless `valid[r]`. kVec 4 needs params.vector_epilogue. Several runs at once overlap their loads.
+template <int kVec, int kItems>
+__device__ inline void finish_and_store(const GemmParams& params, const BatchOffsets& offset,
+                                        const int64_t (&m)[kItems], const int64_t (&n)[kItems],
+                                        const bool (&valid)[kItems], float (&acc)[kItems * kVec]) {
+  const auto at = [&](const MatrixParams& matrix, int64_t base, int item) {
+    return base + m[item] * matrix.row_stride + n[item] * matrix.col_stride;
   };
-  float bias[kVec] = {};
-  float residual[kVec] = {};
-  if (params.bias.pointer) {
-    load_elements(params.bias.pointer, params.bias.dtype, at(params.bias, batch.bias), bias);
-  }
-  if (params.residual.pointer) {
-    load_elements(params.residual.pointer, params.residual.dtype, at(params.residual, batch.residual),
-                  residual);
+  const auto run = [](float* values, int item) -> float(&)[kVec] {
+    return *reinterpret_cast<float(*)[kVec]>(values + item * kVec);
+  };
+  float bias[kItems * kVec] = {};
+  float residual[kItems * kVec] = {};
+#pragma unroll
+  for (int r = 0; r < kItems; ++r) {
+    if (!valid[r]) continue;
+    if (params.bias.pointer) {
+      load_elements(params.bias.pointer, params.bias.dtype, at(params.bias, offset.bias, r), run(bias, r));
+    }
+    if (params.residual.pointer) {
+      load_elements(params.residual.pointer, params.residual.dtype,
+                    at(params.residual, offset.residual, r), run(residual, r));
+    }
   }
 #pragma unroll
-  for (int i = 0; i < kVec; ++i) acc[i] = fmaf(params.alpha, acc[i], bias[i]);
+  for (int i = 0; i < kItems * kVec; ++i) acc[i] = fmaf(params.alpha, acc[i], bias[i]);
   if (params.preact.pointer) {
-    store_elements(params.preact.pointer, params.preact.dtype, at(params.preact, batch.preact), acc);
+#pragma unroll
+    for (int r = 0; r < kItems; ++r) {
+      if (!valid[r]) continue;
+      store_elements(params.preact.pointer, params.preact.dtype, at(params.preact, offset.preact, r),
+                     run(acc, r));
+    }
   }
   if (params.activation != Activation::kNone) activate(params.activation, acc);
   if (params.residual.pointer) {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) acc[i] = fmaf(params.beta, residual[i], acc[i]);
+    for (int i = 0; i < kItems * kVec; ++i) acc[i] = fmaf(params.beta, residual[i], acc[i]);
   }
-  store_elements(params.out.pointer, params.out.dtype, at(params.out, batch.out), acc);
+#pragma unroll
+  for (int r = 0; r < kItems; ++r) {
+    if (!valid[r]) continue;
+    store_elements(params.out.pointer, params.out.dtype, at(params.out, offset.out, r), run(acc, r));
+  }
+}
+
+// The loop of store_tile over a staged tile, kVec columns at a time.
+template <int kVec, int kRows, int kCols, int kPitch, int kThreads>
+__device__ inline void finish_tile(const GemmParams& params, const BatchOffsets& offset, int64_t m,
+                                   int64_t n, const float* staged, int thread) {
+  constexpr int kItems = 2;
+  constexpr int kPerRow = kCols / kVec;
+#pragma unroll 1
+  for (int first = thread; first < kRows * kPerRow; first += kItems * kThreads) {
+    int64_t rows[kItems];
+    int64_t cols[kItems];
+    bool valid[kItems];
+    float acc[kItems * kVec];
+#pragma unroll
+    for (int r = 0; r < kItems; ++r) {
+      const int i = first + r * kThreads;
+      const int row = i / kPerRow;
+      const int col = i % kPerRow * kVec;
+      rows[r] = m + row;
+      cols[r] = n + col;
+      valid[r] = i < kRows * kPerRow && rows[r] < params.m && cols[r] < params.n;
+      if (valid[r]) {
+        load_elements(staged, DType::kFloat32, row * kPitch + col,
+                      *reinterpret_cast<float(*)[kVec]>(acc + r * kVec));
+      } else {
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) acc[r * kVec + j] = 0.0f;
+      }
+    }
+    finish_and_store<kVec, kItems>(params, offset, rows, cols, valid, acc);
+  }
 }
 
 // Writes a staged FP32 tile of (kRows, kCols), pitch kPitch floats, whose first element is output (m, n).
@@ -166,43 +201,23 @@ template <int kRows, int kCols, int kPitch, int kThreads>
 __device__ inline void store_tile(const GemmParams& params, const Tile& tile, int64_t m, int64_t n,
                                   const float* staged, int thread) {
   static_assert(kCols % 4 == 0 && kPitch % 4 == 0);
-  constexpr int kVecCols = kCols / 4;
   if (params.split_k > 1) {
+    constexpr int kPerRow = kCols / 4;
     float* partial = params.workspace + (tile.split * params.batch_count + tile.batch) * params.m *
                                             params.workspace_pitch;
-#pragma unroll 4
-    for (int i = thread; i < kRows * kVecCols; i += kThreads) {
-      const int row = i / kVecCols;
-      const int col = i % kVecCols * 4;
+#pragma unroll 2
+    for (int i = thread; i < kRows * kPerRow; i += kThreads) {
+      const int row = i / kPerRow;
+      const int col = i % kPerRow * 4;
       if (m + row < params.m && n + col < params.n) {  // the pitch covers a partial last vector
         *reinterpret_cast<float4*>(partial + (m + row) * params.workspace_pitch + n + col) =
             *reinterpret_cast<const float4*>(staged + row * kPitch + col);
       }
     }
-    return;
-  }
-  const EpilogueBatch batch(params, tile.batch);
-  if (params.vector_epilogue) {
-#pragma unroll 2
-    for (int i = thread; i < kRows * kVecCols; i += kThreads) {
-      const int row = i / kVecCols;
-      const int col = i % kVecCols * 4;
-      if (m + row < params.m && n + col < params.n) {
-        const float4 v = *reinterpret_cast<const float4*>(staged + row * kPitch + col);
-        float acc[4] = {v.x, v.y, v.z, v.w};
-        finish_and_store(params, batch, m + row, n + col, acc);
-      }
-    }
+  } else if (params.vector_epilogue) {
+    finish_tile<4, kRows, kCols, kPitch, kThreads>(params, tile.offset, m, n, staged, thread);
   } else {
-#pragma unroll 1
-    for (int i = thread; i < kRows * kCols; i += kThreads) {
-      const int row = i / kCols;
-      const int col = i % kCols;
-      if (m + row < params.m && n + col < params.n) {
-        float acc[1] = {staged[row * kPitch + col]};
-        finish_and_store(params, batch, m + row, n + col, acc);
-      }
-    }
+    finish_tile<1, kRows, kCols, kPitch, kThreads>(params, tile.offset, m, n, staged, thread);
   }
 }
 

@@ -8,18 +8,25 @@
 
 namespace tgemm {
 
-// Offset in elements of batch `index` within `matrix`.
-__device__ inline int64_t batch_offset(const GemmParams& params, const MatrixParams& matrix,
-                                       int64_t index) {
-  int64_t offset = 0;
-  if (params.batch_dims == 1) return index * matrix.batch_stride[0];
-  for (int i = params.batch_dims - 1; i >= 0; --i) {
-    const int64_t outer = index / params.batch_size[i];
-    offset += (index - outer * params.batch_size[i]) * matrix.batch_stride[i];
-    index = outer;
+// Where one batch entry starts in each matrix, in elements.
+struct BatchOffsets {
+  int64_t a = 0, b = 0, out = 0, bias = 0, residual = 0, preact = 0;
+
+  __device__ BatchOffsets() {}
+  __device__ BatchOffsets(const GemmParams& params, int64_t batch) {
+    for (int i = params.batch_dims - 1; i >= 0; --i) {
+      const int64_t outer = i == 0 ? 0 : batch / params.batch_size[i];
+      const int64_t index = batch - outer * params.batch_size[i];
+      a += index * params.a.batch_stride[i];
+      b += index * params.b.batch_stride[i];
+      out += index * params.out.batch_stride[i];
+      bias += index * params.bias.batch_stride[i];
+      residual += index * params.residual.batch_stride[i];
+      preact += index * params.preact.batch_stride[i];
+      batch = outer;
+    }
   }
-  return offset;
-}
+};
 
 struct Tile {
   int64_t m;        // first row
@@ -28,10 +35,12 @@ struct Tile {
   int64_t k_begin;  // this split's share of K
   int64_t k_end;
   int split;
+  BatchOffsets offset;
 };
 
 // Hands out CTA tiles. The grid is one-dimensional (y and z are limited to 65535) and capped, so a kernel
-// loops: for (int64_t i = blockIdx.x; i < scheduler.count(); i += gridDim.x) { Tile t = scheduler.tile(i); }
+// loops: for (int64_t i = blockIdx.x; i < scheduler.count(); i += gridDim.x) { ... scheduler.tile(i) ... }
+// Decoding takes several divisions, so one thread does it and shares the tile.
 template <int kBlockM, int kBlockN>
 class TileScheduler {
  public:
@@ -67,11 +76,12 @@ class TileScheduler {
 
     tile.k_begin = min(params_.k, tile.split * params_.k_per_split);
     tile.k_end = min(params_.k, tile.k_begin + params_.k_per_split);
+    tile.offset = BatchOffsets(params_, tile.batch);
     return tile;
   }
 
  private:
-  // 64-bit division is a long subroutine; tile counts nearly always fit 32 bits.
+  // Tile counts nearly always fit 32 bits, where division is much shorter.
   __device__ static int64_t divide(int64_t a, int64_t b) {
     if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
     return a / b;

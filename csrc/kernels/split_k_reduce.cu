@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) split_k_reduce_kernel(const __grid_c
       for (int j = 0; j < kVec; ++j) sum[j] += value[j];
     }
     const int64_t batch = row / params.m;
-    finish_and_store(params, EpilogueBatch(params, batch), row - batch * params.m, n, sum);
+    finish_and_store<kVec, 1>(params, BatchOffsets(params, batch), {row - batch * params.m}, {n}, {true}, sum);
   }
 }
 

@@ -2,7 +2,7 @@
 
 namespace tgemm::simt {
 
-template std::string launch_async<std::tuple_element_t<1, AsyncTiles>>(Copy, Copy,
+template std::string launch_async<std::tuple_element_t<0, AsyncTiles>>(Copy, Copy,
                                                                        const GemmParams&,
                                                                        cudaStream_t);
 

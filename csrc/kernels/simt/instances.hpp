@@ -15,7 +15,6 @@ namespace tgemm::simt {
 // FMA pipes, so registers are spent on (8, 16) outputs per thread: more would spill, fewer read
 // more shared memory.
 using AsyncTiles = std::tuple<                 //
-    CtaTile<256, 128, 16, 8, 16, 4, 2, 3, 1>,  //
     CtaTile<128, 128, 16, 8, 16, 2, 2, 3, 2>,  //
     CtaTile<64, 64, 16, 8, 8, 1, 2, 3, 4>>;
 // Few rows, or few columns: bound by reading the other operand. The small one may have any strides.

@@ -197,24 +197,26 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
     using Mainloop = Mainloop<Cta, kCopyA, kCopyB>;
     const ThreadTile<Cta> thread(threadIdx.x);
     const TileScheduler<Cta::kBlockM, Cta::kBlockN> scheduler(params);
+    // In shared memory, so that what the epilogue needs does not sit in registers through the mainloop.
+    __shared__ Tile tile;
 #pragma unroll 1
     for (int64_t index = blockIdx.x; index < scheduler.count(); index += gridDim.x) {
-      const Tile tile = scheduler.tile(index);
+      if (threadIdx.x == 0) tile = scheduler.tile(index);
+      __syncthreads();
       const int64_t k_size = max(tile.k_end - tile.k_begin, int64_t{0});
       const int blocks = static_cast<int>((k_size + Cta::kBlockK - 1) / Cta::kBlockK);
       const int padding = static_cast<int>(int64_t{blocks} * Cta::kBlockK - k_size);
 
-      const auto view = [&](const MatrixParams& matrix, int64_t stride_mn, int64_t stride_k,
-                            int64_t mn_size, int64_t mn) {
-        const int64_t offset = batch_offset(params, matrix, tile.batch);
+      const auto view = [&](const MatrixParams& matrix, int64_t offset, int64_t stride_mn,
+                            int64_t stride_k, int64_t mn_size, int64_t mn) {
         const char* base = static_cast<const char*>(matrix.pointer) +
                            offset * (matrix.dtype == DType::kFloat32 ? 4 : 2);
         return OperandView{base, matrix.dtype,           stride_mn, stride_k, mn_size,
                            mn,   tile.k_begin - padding, padding};
       };
-      Mainloop mainloop{{view(params.a, params.a.row_stride, params.a.col_stride, params.m, tile.m),
+      Mainloop mainloop{{view(params.a, tile.offset.a, params.a.row_stride, params.a.col_stride, params.m, tile.m),
                          static_cast<int>(threadIdx.x)},
-                        {view(params.b, params.b.col_stride, params.b.row_stride, params.n, tile.n),
+                        {view(params.b, tile.offset.b, params.b.col_stride, params.b.row_stride, params.n, tile.n),
                          static_cast<int>(threadIdx.x)},
                         simt_shared};
       float acc[Cta::kThreadM][Cta::kThreadN] = {};

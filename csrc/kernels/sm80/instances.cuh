@@ -13,8 +13,12 @@ using AsyncLauncher = std::string (*)(const GemmParams&, cudaStream_t);
 
 template <class Cta, Math kMath, bool kAKMajor, bool kBKMajor>
 std::string launch_one_async(const GemmParams& params, cudaStream_t stream) {
-  return launch_kernel<mma_sync_kernel<Cta, kMath, kAKMajor, kBKMajor>>(
-      tile_count(params, Cta::kBlockM, Cta::kBlockN), Cta::kThreads, Cta::kSharedBytes, params, stream);
+  if constexpr (exists<Cta>(kMath, kAKMajor)) {
+    return launch_kernel<mma_sync_kernel<Cta, kMath, kAKMajor, kBKMajor>>(
+        tile_count(params, Cta::kBlockM, Cta::kBlockN), Cta::kThreads, Cta::kSharedBytes, params, stream);
+  } else {
+    return "mma_sync: this tile is not built for these operands";  // rejected before
+  }
 }
 
 template <class Cta, Math kMath, class Source>

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <utility>
+#include <type_traits>
 
 #include "kernels/cost_model.hpp"
 #include "kernels/sm80/instances.hpp"
@@ -33,8 +33,7 @@ constexpr TileConfig config_of(std::string_view name, double mac_per_cycle) {
 constexpr std::array<TileConfig, kConfigs> kConfigTable = {
     config_of<std::tuple_element_t<0, AsyncTiles>>("128x256", 1100.0),
     config_of<std::tuple_element_t<1, AsyncTiles>>("128x128", 1000.0),
-    config_of<std::tuple_element_t<2, AsyncTiles>>("64x128", 800.0),
-    config_of<std::tuple_element_t<3, AsyncTiles>>("64x64", 650.0),
+    config_of<std::tuple_element_t<2, AsyncTiles>>("64x64", 650.0),
     config_of<std::tuple_element_t<0, StagedTiles>>("128x128_staged", 350.0),
     config_of<std::tuple_element_t<1, StagedTiles>>("64x64_staged", 250.0),
 };
@@ -73,6 +72,14 @@ bool b_loads_async(const Problem& problem) {
   return problem.b_n_major() && loads_async(b, problem.n, b.row_stride, problem.batch_dims);
 }
 
+// Is this tile built for the operand type and the layout of A?
+bool async_exists(const TileConfig& config, Math math, bool a_k_major) {
+  return [&]<class... Ctas>(std::type_identity<std::tuple<Ctas...>>) {
+    const bool exist[] = {sm80::exists<Ctas>(math, a_k_major)...};
+    return exist[index_of(config)];
+  }(std::type_identity<AsyncTiles>());
+}
+
 const char* rejects(const Problem& problem, const Device& device, const TileConfig& config) {
   if (device.compute_capability < 80) return "mma.sync m16n8k16 needs compute capability 8.0";
   if (config.shared_memory_bytes > device.max_shared_memory_per_block) {
@@ -87,6 +94,10 @@ const char* rejects(const Problem& problem, const Device& device, const TileConf
   if (!staged(config)) {
     if (problem.a.dtype == DType::kFloat32 && problem.precision != Precision::kTf32) {
       return "rounding float32 operands on the way needs a _staged configuration";
+    }
+    if (!async_exists(config, math_of(problem), true)) return "this tile is not built for tf32";
+    if (!async_exists(config, math_of(problem), problem.a_k_major())) {
+      return "this tile is built for a K-major a only";
     }
     if (!a_loads_async(problem)) return "a cannot be copied in aligned 16-byte pieces";
     if (!b_loads_async(problem)) return "b cannot be copied in aligned 16-byte pieces";

@@ -91,11 +91,6 @@ class WarpMma {
   float accumulators_[kFragmentsM][2 * kFragmentsN][4];
 };
 
-__device__ inline const void* batch_pointer(const GemmParams& params, const MatrixParams& matrix,
-                                            int64_t batch, int bytes) {
-  return static_cast<const char*>(matrix.pointer) + batch_offset(params, matrix, batch) * bytes;
-}
-
 // 16-byte aligned operands, one instantiation per layout.
 template <class Cta, Math kMath, bool kAKMajor, bool kBKMajor>
 __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
@@ -124,10 +119,10 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
     __syncthreads();
     const int64_t k_length = tile.k_end - tile.k_begin;
     const int k_tiles = static_cast<int>((k_length + kTileK - 1) / kTileK);
-    LoaderA load_a(batch_pointer(params, params.a, tile.batch, kBytes), params.a.row_stride,
-                   params.a.col_stride, tile.m, params.m, tile.k_begin, thread);
-    LoaderB load_b(batch_pointer(params, params.b, tile.batch, kBytes), params.b.col_stride,
-                   params.b.row_stride, tile.n, params.n, tile.k_begin, thread);
+    LoaderA load_a(static_cast<const char*>(params.a.pointer) + tile.offset.a * kBytes,
+                   params.a.row_stride, params.a.col_stride, tile.m, params.m, tile.k_begin, thread);
+    LoaderB load_b(static_cast<const char*>(params.b.pointer) + tile.offset.b * kBytes,
+                   params.b.col_stride, params.b.row_stride, tile.n, params.n, tile.k_begin, thread);
 
     uint32_t filling = stages;
     uint32_t reading = stages;
@@ -214,9 +209,9 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
   for (int64_t index = blockIdx.x; index < scheduler.count(); index += gridDim.x) {
     if (thread == 0) tile = scheduler.tile(index);
     __syncthreads();
-    LoaderA load_a(batch_pointer(params, params.a, tile.batch, sizeof(Source)), params.a.row_stride,
+    LoaderA load_a(static_cast<const Source*>(params.a.pointer) + tile.offset.a, params.a.row_stride,
                    params.a.col_stride, tile.m, params.m, tile.k_begin, tile.k_end, thread);
-    LoaderB load_b(batch_pointer(params, params.b, tile.batch, sizeof(Source)), params.b.col_stride,
+    LoaderB load_b(static_cast<const Source*>(params.b.pointer) + tile.offset.b, params.b.col_stride,
                    params.b.row_stride, tile.n, params.n, tile.k_begin, tile.k_end, thread);
     const int64_t k_tiles = (tile.k_end - tile.k_begin + kTileK - 1) / kTileK;
 

@@ -1,9 +1,0 @@
-#include "kernels/simt/instances.cuh"
-
-namespace tgemm::simt {
-
-template std::string launch_async<std::tuple_element_t<0, AsyncTiles>>(Copy, Copy,
-                                                                       const GemmParams&,
-                                                                       cudaStream_t);
-
-}  // namespace tgemm::simt
