@@ -77,7 +77,7 @@ class Epilogue:
     residual: str | None = None  # "full", "row" (1, n), "column" (m, 1)
     out_dtype: torch.dtype | None = None
     preact: bool = False  # also ask for the value before the activation
-    alpha: float = 1.0  # alpha and beta go through addmm, whose `self` is the residual
+    alpha: float = 1.0  # alpha and beta go through addmm, whose `input` is the residual
     beta: float = 1.0
     bias_dtype: torch.dtype | None = None  # default: the operands'
     residual_dtype: torch.dtype | None = None
@@ -290,6 +290,15 @@ def excess(actual: Tensor, truth: Tensor, magnitude: Tensor, c: float) -> Tensor
     return share.nan_to_num(nan=math.inf, posinf=math.inf).max()
 
 
+def constant_used(actual: Tensor, truth: Tensor, magnitude: Tensor) -> Tensor:
+    """The smallest c with which these results would keep the contract (0-d)."""
+    if actual.numel() == 0:
+        return torch.zeros((), dtype=torch.float64, device=actual.device)
+    beyond_rounding = (actual.double() - truth).abs() - 0.51 * ulp(truth, actual.dtype)
+    c = torch.where(magnitude > 0, beyond_rounding / (2.0**-24 * magnitude), 0.0)
+    return c.max().clamp_min(0.0)
+
+
 def assert_product(
     actual: Tensor,
     a: Tensor,
@@ -336,7 +345,10 @@ VERDICTS = (
 
 
 def check(case: Case, device: str) -> Tensor:
-    """Runs a case twice; returns the four VERDICTS, FP64 on the device: each must be at most 1 or 0."""
+    """Runs a case twice; returns the four VERDICTS, FP64 on the device: each must be at most 1 or 0.
+
+    A fifth number is the share of the accuracy constant that the result used.
+    """
     mode, epilogue = MODES[case.mode], EPILOGUES[case.epilogue]
     operands = draw(case, device)
     out_dtype = epilogue.out_dtype or mode.dtype
@@ -367,7 +379,8 @@ def check(case: Case, device: str) -> Tensor:
         )
         worst = torch.maximum(worst, excess(fused, truth.out, truth.magnitude, c))
         worst_preact = excess(preact, truth.preact, truth.preact_magnitude, c)
-    return torch.stack([worst, guard, repeated, worst_preact])
+    used = constant_used(first, truth.out, truth.magnitude) / c
+    return torch.stack([worst, guard, repeated, worst_preact, used])
 
 
 class Ledger:
@@ -381,6 +394,8 @@ class Ledger:
     def __init__(self, device: str, count: Callable[[int], None] = lambda problems: None) -> None:
         self.device = device
         self.worst = 0.0  # largest share of the contract that any verified case used
+        # Largest share of the accuracy constant, by the kernel that was forced and the mode.
+        self.constants: dict[str, float] = {}
         self._count = count
         self._drawn = 0
         self._cases: list[Case] = []
@@ -407,6 +422,10 @@ class Ledger:
         verdicts = torch.stack(self._verdicts).cpu()
         failures = []
         for case, row in zip(self._cases, verdicts.tolist(), strict=True):
+            *row, used = row
+            family = (case.force_kernel or "automatic").partition(":")[0]
+            key = f"{family} {case.mode}"
+            self.constants[key] = max(self.constants.get(key, 0.0), used)
             limits = (1.0, 0.0, 0.0, 1.0)
             broken = [
                 f"{name}: {value:.3g}"

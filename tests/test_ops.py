@@ -257,16 +257,16 @@ def test_linear_preact(dtype, out_dtype, activation):
     check_epilogue(preact, x, weight.mT, bias=bias, out_dtype=out_dtype)
 
 
-@pytest.mark.parametrize("self_shape", [(), (1,), (4,), (3, 1), (1, 4), (3, 4)])
+@pytest.mark.parametrize("input_shape", [(), (1,), (4,), (3, 1), (1, 4), (3, 4)])
 @pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (0, 1), (0.5, -2), (-1, 0.25), (0, 3)])
 @pytest.mark.parametrize("dtype", GEMM_DTYPES)
-def test_addmm(dtype, beta, alpha, self_shape):
-    addend, a, b = randn(*self_shape, dtype=dtype), randn(3, 5, dtype=dtype), randn(5, 4).to(dtype)
+def test_addmm(dtype, beta, alpha, input_shape):
+    addend, a, b = randn(*input_shape, dtype=dtype), randn(3, 5, dtype=dtype), randn(5, 4).to(dtype)
     out = tgemm.addmm(addend, a, b, beta=beta, alpha=alpha)
     check_epilogue(out, a, b, residual=addend, beta=beta, alpha=alpha)
 
 
-def test_addmm_with_beta_zero_never_reads_self():
+def test_addmm_with_beta_zero_never_reads_input():
     a, b = randn(3, 5), randn(5, 4)
     nan = torch.full((3, 4), math.nan)
     assert torch.equal(tgemm.addmm(nan, a, b, beta=0), tgemm.matmul(a, b))

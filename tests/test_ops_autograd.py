@@ -125,12 +125,12 @@ def test_linear_preact(activation):
     )
 
 
-@pytest.mark.parametrize("self_shape", [(), (1,), (4,), (3, 1), (3, 4)])
+@pytest.mark.parametrize("input_shape", [(), (1,), (4,), (3, 1), (3, 4)])
 @pytest.mark.parametrize(("beta", "alpha"), [(1.0, 1.0), (0.5, -2.0), (0.0, 3.0)])
-def test_addmm(self_shape, beta, alpha):
+def test_addmm(input_shape, beta, alpha):
     check_gradients(
         lambda s, a, b: tgemm.addmm(s, a, b, beta=beta, alpha=alpha),
-        leaf(*self_shape),
+        leaf(*input_shape),
         leaf(3, 5),
         leaf(5, 4),
     )

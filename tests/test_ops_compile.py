@@ -113,7 +113,6 @@ def named(function: Callable[..., Tensor]) -> str:
     return function.__name__
 
 
-@pytest.mark.filterwarnings("ignore:Using `self` or `self_` as an argument:UserWarning")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("function", [*FUNCTIONS, *OUT_FUNCTIONS], ids=named)
 def test_inference(function, backend):

@@ -254,16 +254,16 @@ BAD_CALLS = {
         t(2, 3),
         t(4, 5),
     ),
-    "addmm self": bad(
+    "addmm input": bad(
         tgemm.addmm.default,
-        "tgemm.addmm: self has shape (3, 4), which does not broadcast to the output's (2, 4)",
+        "tgemm.addmm: input has shape (3, 4), which does not broadcast to the output's (2, 4)",
         t(3, 4),
         t(2, 3),
         t(3, 4),
     ),
-    "addmm self dtype": bad(
+    "addmm input dtype": bad(
         tgemm.addmm.default,
-        "tgemm.addmm: self has dtype int32 but must have float32",
+        "tgemm.addmm: input has dtype int32 but must have float32",
         t(2, 4, dtype=torch.int32),
         t(2, 3),
         t(3, 4),
@@ -341,7 +341,7 @@ def test_layouts(layout):
     assert_raises("tgemm.matmul: b" + rest, tgemm.matmul, dense, other)
     assert_raises("tgemm.linear: weight" + rest, tgemm.linear, dense, other)
     assert_raises("tgemm.linear: residual" + rest, tgemm.linear, dense, dense, None, other)
-    assert_raises("tgemm.addmm: self" + rest, tgemm.addmm, other, dense, dense)
+    assert_raises("tgemm.addmm: input" + rest, tgemm.addmm, other, dense, dense)
     assert_works()
 
 
@@ -370,7 +370,7 @@ def test_devices():
         "tgemm.linear: residual is on meta but input is on cpu; all tensors must be on one device"
     )
     assert_raises(sentence, tgemm.linear, on_cpu, on_cpu, None, on_meta)
-    sentence = "tgemm.addmm: self is on meta but mat1 is on cpu; all tensors must be on one device"
+    sentence = "tgemm.addmm: input is on meta but mat1 is on cpu; all tensors must be on one device"
     assert_raises(sentence, tgemm.addmm, on_meta, on_cpu, on_cpu)
     assert_works()
 
@@ -425,7 +425,7 @@ def test_out_that_overlaps_the_residual_otherwise():
     square, eye = torch.zeros(4, 4), torch.eye(4)
     assert_raises(sentence, tgemm.linear.out, eye, eye, None, square.mT, out=square)
     assert_raises(sentence, tgemm.linear.out, eye, eye, None, square[0], out=square)
-    sentence = sentence.replace("linear", "addmm").replace("residual", "self")
+    sentence = sentence.replace("linear", "addmm").replace("residual", "input")
     assert_raises(sentence, tgemm.addmm.out, square[1], eye, eye, out=square)
 
 

@@ -167,7 +167,6 @@ def all_calls() -> list[str]:
     return [*samples(), *out_samples()]
 
 
-@pytest.mark.filterwarnings("ignore:Using `self` or `self_` as an argument:UserWarning")
 @pytest.mark.parametrize("name", all_calls())
 def test_opcheck(name):
     op, args, options = (samples() | out_samples())[name]

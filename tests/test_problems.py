@@ -5,13 +5,16 @@ Runs on the CPU, where the ops have the same schemas and promises.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
 import problems
+import promises
 import pytest
 import torch
 from problems import ALIGNMENTS, EPILOGUES, LAYOUTS, MODES, Case, Ledger
+from promises import Config
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +38,8 @@ def test_cpu_ops_keep_the_contract(mode):
     assert ledger.verify() == len(EPILOGUES) * len(LAYOUTS) * len(ALIGNMENTS) + 27
     assert counted == [len(EPILOGUES) * len(LAYOUTS) * len(ALIGNMENTS) + 27]
     assert 0 < ledger.worst <= 1
+    assert ledger.constants.keys() == {f"automatic {mode}"}
+    assert 0 <= ledger.constants[f"automatic {mode}"] < 1
 
 
 def tampered(monkeypatch, tamper):
@@ -152,6 +157,75 @@ def test_references_are_torchs_formulas():
     operands = problems.draw(case, "cpu")
     expected = torch.addmm(operands.residual, operands.a, operands.b, beta=-1.5, alpha=0.5)
     torch.testing.assert_close(problems.reference(case, operands).out.float(), expected)
+
+
+def test_constant_used():
+    truth, magnitude = torch.tensor([1.0, 0.0]).double(), torch.tensor([2.0, 0.0]).double()
+    nearest = torch.tensor([1.0, 0.0])
+    assert problems.constant_used(nearest, truth, magnitude) == 0
+    # Two steps of 2^-23 away, of which the rounding explains 0.51: 2 * 1.49 steps of 2^-24 per 2.
+    off = torch.tensor([1 + 2.0**-22, 0.0])
+    torch.testing.assert_close(
+        problems.constant_used(off, truth, magnitude), torch.tensor(1.49).double()
+    )
+    assert (
+        problems.excess(off, truth, magnitude, 1.50)
+        < 1
+        < problems.excess(off, truth, magnitude, 1.48)
+    )
+
+
+def config(name: str) -> Config:
+    return Config(*name.split(":"), 128, 128, 64, 3, True)
+
+
+def test_promises_go_by_the_first_pattern():
+    assert config("mma_sync:128x128_staged").modes[-1] == "fp32/fp16"
+    assert config("mma_sync:128x128").modes[-1] == "fp32/tf32"
+    assert config("mma_sync:64x64").modes == ("fp16", "bf16")
+    assert config("simt:16x128").modes == ("fp32",)
+    assert config("warp:64x64").modes == ()
+
+
+def test_layouts_of_a_promise_are_the_kernels():
+    k_major = config("mma_sync:128x256")
+    assert k_major.layouts() == ("nn", "nt")
+    # out.T = b.T @ a.T: its first operand is K-major where b is.
+    outs = {layout: k_major.out_layouts(layout) for layout in LAYOUTS}
+    assert outs == {"nn": ("row",), "nt": ("row", "column"), "tn": (), "tt": ("column",)}
+    for layout, swapped in promises.SWAPPED.items():
+        a, b = (torch.empty(4, 8).mT if letter == "t" else torch.empty(8, 4) for letter in layout)
+        letters = ["t" if operand.stride(0) == 1 else "n" for operand in (b.mT, a.mT)]
+        assert "".join(letters) == swapped
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes"),
+    [("nn", (71, 80, 88)), ("nt", (71, 75, 88)), ("tn", (72, 80, 83)), ("tt", (72, 75, 88))],
+)
+def test_whole_chunks(layout, sizes):
+    case = Case(71, 75, 83, "fp16", layout)
+    fitted = config("mma_sync:64x64").fit(case)
+    assert (fitted.m, fitted.n, fitted.k) == sizes
+    assert config("mma_sync:64x64_staged").fit(case) == case
+    assert config("mma_sync:64x64").runs(fitted)
+    assert not config("mma_sync:64x64").runs(case)
+    for name, runs in (("odd stride", False), ("offset 4", False), ("aligned", True)):
+        other = dataclasses.replace(fitted, alignment=name)
+        assert config("mma_sync:64x64").runs(other) == runs
+        assert config("mma_sync:64x64_staged").runs(other)
+    tf32 = dataclasses.replace(fitted, mode="fp32/tf32", alignment="offset 4")
+    assert config("mma_sync:128x128").runs(tf32)
+    assert not config("mma_sync:64x64").runs(tf32)
+
+
+def test_one_column_without_elements_counts_as_row_major():
+    assert config("mma_sync:64x64").fit(Case(1, 1, 0)).n == 8
+    assert config("mma_sync:64x64").fit(Case(65, 33, 0)) == Case(65, 33, 0)
+
+
+def test_every_configuration_promises_something():
+    assert [str(config) for config in promises.CONFIGS if not config.modes] == []
 
 
 def test_assert_product():

@@ -12,7 +12,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -23,8 +25,8 @@ LIBRARY = build.LIBRARY_FOLDER / "libtgemm_cuda.so"
 
 # A kernel's first lines, its instructions, and its resources as the tools print them.
 _FUNCTION = re.compile(r"^\s*Function : (\S+)")
-_ARCHITECTURE = re.compile(r"^(?:arch = |code for )(sm_\d+\w*)")
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)")
+_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)(.*)")
+_TARGET = re.compile(r"0x([0-9a-f]+) ;")
 _RESOURCES = re.compile(r"^\s*Function ([^\s:]+):")
 
 
@@ -34,13 +36,29 @@ class Kernel:
 
     name: str  # demangled, without its parameters
     architecture: str
-    instructions: dict[str, int] = field(default_factory=dict)
+    instructions: list[tuple[int, str]] = field(default_factory=list)  # address, name
+    loops: list[tuple[int, int]] = field(default_factory=list)  # first and last address
     resources: dict[str, int] = field(default_factory=dict)
 
     def count(self, pattern: str) -> int:
         """How many instructions match the regular expression from their first letter on."""
+        return len(self.where(pattern))
+
+    def where(self, pattern: str) -> list[int]:
+        """The addresses of those instructions."""
         matches = re.compile(pattern).match
-        return sum(count for name, count in self.instructions.items() if matches(name))
+        return [address for address, name in self.instructions if matches(name)]
+
+    def in_main_loop(self, pattern: str) -> int:
+        """How many of those instructions stand in an innermost loop that multiplies."""
+        multiplies = self.where(r"HMMA\.|FFMA\b")
+        loops = [(a, b) for a, b in self.loops if any(a <= m <= b for m in multiplies)]
+        inner = [
+            (a, b)
+            for a, b in loops
+            if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in loops)
+        ]
+        return sum(any(a <= i <= b for a, b in inner) for i in self.where(pattern))
 
     def __str__(self) -> str:
         return f"{self.name} for {self.architecture}"
@@ -71,34 +89,41 @@ def _demangle(names: list[str]) -> dict[str, str]:
     return dict(zip(names, demangled.stdout.splitlines(), strict=True))
 
 
-def _read_kernels() -> list[Kernel]:
-    cuobjdump = _tool("cuobjdump")
-    # cuobjdump calls nvdisasm by name.
-    _tool("nvdisasm")
-    kernels: dict[tuple[str, str], Kernel] = {}
-    architecture, kernel = "", None
-    for line in _output(cuobjdump, "-sass", str(LIBRARY)).splitlines():
+def _read_architecture(architecture: str) -> list[Kernel]:
+    """All kernels of the library as compiled for one architecture."""
+    dump = [_tool("cuobjdump"), "-arch", architecture]
+    kernels: dict[str, Kernel] = {}
+    kernel = None
+    for line in _output(*dump, "-sass", str(LIBRARY)).splitlines():
         if match := _INSTRUCTION.match(line):
             assert kernel is not None, line
-            kernel.instructions[match[1]] = kernel.instructions.get(match[1], 0) + 1
+            address = int(match[1], 16)
+            kernel.instructions.append((address, match[2]))
+            if match[2].startswith("BRA") and (target := _TARGET.search(match[3])):
+                start = int(target[1], 16)
+                # Behind the last instruction stands a branch to itself.
+                if start < address:
+                    kernel.loops.append((start, address))
         elif match := _FUNCTION.match(line):
-            kernel = kernels.setdefault(
-                (architecture, match[1]), Kernel(match[1], architecture=architecture)
-            )
-        elif match := _ARCHITECTURE.match(line.strip()):
-            architecture = match[1]
-    for line in _output(cuobjdump, "-res-usage", str(LIBRARY)).splitlines():
+            kernel = kernels[match[1]] = Kernel(match[1], architecture)
+    for line in _output(*dump, "-res-usage", str(LIBRARY)).splitlines():
         if match := _RESOURCES.match(line):
-            kernel = kernels.get((architecture, match[1]))
-        elif match := _ARCHITECTURE.match(line.strip()):
-            architecture = match[1]
+            kernel = kernels.get(match[1])
         elif kernel is not None and "REG:" in line:
             kernel.resources.update((k, int(v)) for k, v in re.findall(r"([A-Z]+):(\d+)", line))
             kernel = None
-    names = _demangle([kernel.name for kernel in kernels.values()])
+    names = _demangle(list(kernels))
     for kernel in kernels.values():
         kernel.name = names[kernel.name]
     return list(kernels.values())
+
+
+def _read_kernels() -> list[Kernel]:
+    _tool("nvdisasm")  # cuobjdump calls it by name
+    listing = _output(_tool("cuobjdump"), "-lelf", str(LIBRARY))
+    architectures = sorted(set(re.findall(r"\.(sm_\d+\w*)\.cubin", listing)))
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return list(chain.from_iterable(pool.map(_read_architecture, architectures)))
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +139,6 @@ def _named(kernels: list[Kernel], word: str) -> list[Kernel]:
     found = [kernel for kernel in kernels if word in kernel.name]
     assert found, f"no kernel is called {word}: {sorted({kernel.name for kernel in kernels})}"
     return found
-
-
-def _number(kernel: Kernel) -> int:
-    return int(re.sub(r"\D", "", kernel.architecture))
 
 
 def _report(lines: Iterator[str]) -> None:
@@ -144,10 +165,13 @@ def test_libraries_were_built_from_these_sources() -> None:
 def test_no_kernel_spills(kernels: list[Kernel]) -> None:
     def complaints() -> Iterator[str]:
         for kernel in kernels:
-            spills = kernel.count(r"(STL|LDL)\b")
+            spills, hot = kernel.count(r"(STL|LDL)\b"), kernel.in_main_loop(r"(STL|LDL)\b")
             stack, local = kernel.resources["STACK"], kernel.resources["LOCAL"]
             if spills or stack or local:
-                yield f"{kernel}: {spills} local loads and stores, stack {stack}, local {local} bytes"
+                yield (
+                    f"{kernel}: {spills} loads and stores of spilled registers ({hot} in the main "
+                    f"loop), {stack + local} bytes"
+                )
 
     _report(complaints())
 
@@ -196,6 +220,8 @@ def test_simt_is_what_it_says(kernels: list[Kernel]) -> None:
 
     def complaints() -> Iterator[str]:
         for kernel in _named(kernels, "simt"):
+            if kernel.architecture == "sm_75" and not kernel.count(r"FFMA\b"):
+                continue  # the cp.async configurations are empty there, and rejected on the host
             if kernel.count(r"HMMA\."):
                 yield f"{kernel}: uses Tensor Cores"
             multiplies, reads = kernel.count(r"FFMA\b"), kernel.count(r"LDS(\.|$)")

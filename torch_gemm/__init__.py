@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_gemm import _fake, _library, autograd, nn  # noqa: F401  (register with torch)
+from torch_gemm import _fake, _library, _warnings, autograd, nn  # noqa: F401  (register with torch)
 from torch_gemm.ops import addmm, linear, matmul
 from torch_gemm.replacement import replace, restore
 
@@ -72,8 +72,8 @@ def set_fallback(policy: str) -> None:
     """What happens when CUDA operands (float64, complex) can only be multiplied by ATen.
 
     Args:
-        policy: "allow" (count it in `stats`), "warn" (the default: also warn, once for each op and
-            dtype) or "error".
+        policy: "allow" (count it in `stats`), "warn" (the default: also issue a UserWarning, which
+            Python shows once for each calling line) or "error".
 
     Raises:
         ValueError: the policy is unknown.

@@ -277,7 +277,7 @@ def _linear(
 
 
 def _addmm(
-    self: Tensor,
+    input: Tensor,
     mat1: Tensor,
     mat2: Tensor,
     out: Tensor | None,
@@ -289,7 +289,7 @@ def _addmm(
 ) -> tuple[list[Any], torch.dtype]:
     op = "tgemm.addmm"
     _check_names(op, None, precision)
-    _check_tensors(op, {"mat1": mat1, "mat2": mat2, "self": self, "out": out})
+    _check_tensors(op, {"mat1": mat1, "mat2": mat2, "input": input, "out": out})
     _check_operand_dtypes(op, ("mat1", "mat2"), mat1, mat2)
     for name, operand in (("mat1", mat1), ("mat2", mat2)):
         _check(
@@ -305,7 +305,7 @@ def _addmm(
     )
     sizes = [mat1.shape[0], mat2.shape[1]]
     dtype = _result_dtype(op, mat1.dtype, out_dtype)
-    _check_residual(op, "self", self, mat1.dtype, dtype, sizes)
+    _check_residual(op, "input", input, mat1.dtype, dtype, sizes)
     if out is not None:
         _check_out(op, out, dtype, sizes)
     _check_force_kernel(op, "mat1", mat1, force_kernel)
@@ -355,15 +355,15 @@ def _fake_linear_preact(
     return input.new_empty(sizes, dtype=dtype), input.new_empty(sizes, dtype=dtype)
 
 
-def _fake_addmm(self: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Tensor:
-    sizes, dtype = _addmm(self, mat1, mat2, None, **options)
+def _fake_addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Tensor:
+    sizes, dtype = _addmm(input, mat1, mat2, None, **options)
     return mat1.new_empty(sizes, dtype=dtype)
 
 
 def _fake_addmm_out(
-    self: Tensor, mat1: Tensor, mat2: Tensor, *, out: Tensor, **options: Any
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, out: Tensor, **options: Any
 ) -> None:
-    _addmm(self, mat1, mat2, out, **options)
+    _addmm(input, mat1, mat2, out, **options)
 
 
 _FAKES = {

@@ -25,7 +25,14 @@ TENSOR_OPS = (
     "addmm.out",
 )
 # Implemented by the CUDA library alone.
-_CUDA_ONLY_OPS = ("_kernels", "_device", "_stats", "_reset_stats", "_set_fallback")
+_CUDA_ONLY_OPS = (
+    "_kernels",
+    "_device",
+    "_stats",
+    "_reset_stats",
+    "_set_fallback",
+    "_set_warning_callback",
+)
 
 # The libraries that were loaded, by file name.
 loaded: dict[str, Path] = {}

@@ -148,29 +148,29 @@ class _Matmul(torch.autograd.Function):
 class _Addmm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, keyset: Any, self: Tensor, mat1: Tensor, mat2: Tensor, options: dict[str, Any]
+        ctx: Any, keyset: Any, input: Tensor, mat1: Tensor, mat2: Tensor, options: dict[str, Any]
     ) -> Tensor:
         _, _, needs_mat1, needs_mat2, _ = ctx.needs_input_grad
         ctx.save_for_backward(mat1 if needs_mat2 else None, mat2 if needs_mat1 else None)
-        ctx.self_sizes, ctx.self_dtype, ctx.dtype = self.shape, self.dtype, mat1.dtype
+        ctx.input_sizes, ctx.input_dtype, ctx.dtype = input.shape, input.dtype, mat1.dtype
         ctx.alpha, ctx.beta = options.get("alpha", 1.0), options.get("beta", 1.0)
         ctx.precision = options.get("precision")
-        return _below_autograd(_ADDMM, keyset, self, mat1, mat2, **options)
+        return _below_autograd(_ADDMM, keyset, input, mat1, mat2, **options)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         mat1, mat2 = ctx.saved_tensors
-        grad_self = grad_mat1 = grad_mat2 = None
+        grad_input = grad_mat1 = grad_mat2 = None
         with _C._ExcludeDispatchKeyGuard(_ALL_AUTOCAST):
             if ctx.needs_input_grad[1]:
                 scaled = grad if ctx.beta == 1.0 else grad * ctx.beta
-                grad_self = _sum_to(scaled, ctx.self_sizes, ctx.self_dtype)
+                grad_input = _sum_to(scaled, ctx.input_sizes, ctx.input_dtype)
             grad = grad.to(ctx.dtype)
             if ctx.needs_input_grad[2]:
                 grad_mat1 = _product(grad, mat2.mH, ctx.precision, ctx.alpha)
             if ctx.needs_input_grad[3]:
                 grad_mat2 = _product(mat1.mH, grad, ctx.precision, ctx.alpha)
-        return None, grad_self, grad_mat1, grad_mat2, None
+        return None, grad_input, grad_mat1, grad_mat2, None
 
 
 def _activation_gradient(grad: Tensor, saved: Tensor, activation: str) -> Tensor:
@@ -300,10 +300,10 @@ def _matmul(keyset: Any, a: Tensor, b: Tensor, **options: Any) -> Tensor:
     return _below_autograd(_MATMUL, keyset, a, b, **options)
 
 
-def _addmm(keyset: Any, self: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Tensor:
-    if _wants_gradient(self, mat1, mat2):
-        return _Addmm.apply(keyset, self, mat1, mat2, options)
-    return _below_autograd(_ADDMM, keyset, self, mat1, mat2, **options)
+def _addmm(keyset: Any, input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Tensor:
+    if _wants_gradient(input, mat1, mat2):
+        return _Addmm.apply(keyset, input, mat1, mat2, options)
+    return _below_autograd(_ADDMM, keyset, input, mat1, mat2, **options)
 
 
 def _linear(

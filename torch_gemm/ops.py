@@ -129,7 +129,7 @@ def linear(
 
 
 def addmm(
-    self: Tensor,
+    input: Tensor,
     mat1: Tensor,
     mat2: Tensor,
     *,
@@ -140,15 +140,15 @@ def addmm(
     precision: str | None = None,
     force_kernel: str | None = None,
 ) -> Tensor:
-    """``beta * self + alpha * (mat1 @ mat2)`` in one kernel.
+    """``beta * input + alpha * (mat1 @ mat2)`` in one kernel.
 
     Args:
-        self: broadcasts to (M, N); the operands' dtype, the output's or float32. With beta = 0 it is
+        input: broadcasts to (M, N); the operands' dtype, the output's or float32. With beta = 0 it is
             never read, so that NaN in it does not reach the result.
         mat1: (M, K), any strides; dtypes as in `matmul`.
         mat2: (K, N), of the same dtype and on the same device.
         beta, alpha: factors, applied in FP32.
-        out: as in `matmul`; it may be exactly `self`, which accumulates in place.
+        out: as in `matmul`; it may be exactly `input`, which accumulates in place.
         out_dtype, precision, force_kernel: as in `matmul`.
 
     Returns:
@@ -157,14 +157,14 @@ def addmm(
     Raises:
         TypeError, ValueError, RuntimeError: as in `matmul`.
     """
-    if not (isinstance(self, Tensor) and isinstance(mat1, Tensor) and isinstance(mat2, Tensor)):
-        _raise_for_operands("addmm", self=self, mat1=mat1, mat2=mat2)
+    if not (isinstance(input, Tensor) and isinstance(mat1, Tensor) and isinstance(mat2, Tensor)):
+        _raise_for_operands("addmm", input=input, mat1=mat1, mat2=mat2)
     options = _options("addmm", mat1, out_dtype, precision, force_kernel)
     options["beta"], options["alpha"] = beta, alpha
     if out is None:
-        return _call(_addmm, (self, mat1, mat2), options)
+        return _call(_addmm, (input, mat1, mat2), options)
     _check_out("addmm", out)
-    _addmm_out(self, mat1, mat2, out=out, **options)
+    _addmm_out(input, mat1, mat2, out=out, **options)
     return out
 
 

@@ -8,6 +8,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <numeric>
 
 #include "device/params.hpp"
 #include "device/tile_scheduler.cuh"
@@ -115,82 +116,113 @@ __device__ inline void activate(Activation activation, float (&x)[kCount]) {
   }
 }
 
-// Finishes kItems runs of kVec horizontally adjacent outputs; run r starts at (m[r], n[r]) and is skipped
-// unless `valid[r]`. kVec 4 needs params.vector_epilogue. Several runs at once overlap their loads.
+// Offsets of kItems runs of outputs in the matrices that the epilogue touches, in elements.
+template <int kItems>
+struct EpilogueRuns {
+  int64_t out[kItems];
+  int64_t residual[kItems];
+  int64_t preact[kItems];
+  bool valid[kItems];
+};
+
+// Finishes kItems runs of kVec horizontally adjacent outputs each, to which `bias` has been loaded already;
+// runs that are not valid are skipped. kVec 4 needs params.vector_epilogue. Branches are warp-uniform, and
+// each is paid once for all runs, whose loads overlap.
 template <int kVec, int kItems>
-__device__ inline void finish_and_store(const GemmParams& params, const BatchOffsets& offset,
-                                        const int64_t (&m)[kItems], const int64_t (&n)[kItems],
-                                        const bool (&valid)[kItems], float (&acc)[kItems * kVec]) {
-  const auto at = [&](const MatrixParams& matrix, int64_t base, int item) {
-    return base + m[item] * matrix.row_stride + n[item] * matrix.col_stride;
-  };
-  const auto run = [](float* values, int item) -> float(&)[kVec] {
-    return *reinterpret_cast<float(*)[kVec]>(values + item * kVec);
-  };
-  float bias[kItems * kVec] = {};
-  float residual[kItems * kVec] = {};
+__device__ inline void finish_runs(const GemmParams& params, const EpilogueRuns<kItems>& runs,
+                                   const float (&bias)[kItems][kVec], float (&acc)[kItems][kVec]) {
+  constexpr int kCount = kItems * kVec;
+  float residual[kItems][kVec] = {};
+  if (params.residual.pointer) {
 #pragma unroll
-  for (int r = 0; r < kItems; ++r) {
-    if (!valid[r]) continue;
-    if (params.bias.pointer) {
-      load_elements(params.bias.pointer, params.bias.dtype, at(params.bias, offset.bias, r), run(bias, r));
-    }
-    if (params.residual.pointer) {
-      load_elements(params.residual.pointer, params.residual.dtype,
-                    at(params.residual, offset.residual, r), run(residual, r));
+    for (int r = 0; r < kItems; ++r) {
+      if (runs.valid[r]) {
+        load_elements(params.residual.pointer, params.residual.dtype, runs.residual[r], residual[r]);
+      }
     }
   }
 #pragma unroll
-  for (int i = 0; i < kItems * kVec; ++i) acc[i] = fmaf(params.alpha, acc[i], bias[i]);
+  for (int i = 0; i < kCount; ++i) {
+    acc[i / kVec][i % kVec] = fmaf(params.alpha, acc[i / kVec][i % kVec], bias[i / kVec][i % kVec]);
+  }
   if (params.preact.pointer) {
 #pragma unroll
     for (int r = 0; r < kItems; ++r) {
-      if (!valid[r]) continue;
-      store_elements(params.preact.pointer, params.preact.dtype, at(params.preact, offset.preact, r),
-                     run(acc, r));
+      if (runs.valid[r]) store_elements(params.preact.pointer, params.preact.dtype, runs.preact[r], acc[r]);
     }
   }
-  if (params.activation != Activation::kNone) activate(params.activation, acc);
+  if (params.activation != Activation::kNone) {
+    activate(params.activation, reinterpret_cast<float(&)[kCount]>(acc));
+  }
   if (params.residual.pointer) {
 #pragma unroll
-    for (int i = 0; i < kItems * kVec; ++i) acc[i] = fmaf(params.beta, residual[i], acc[i]);
+    for (int i = 0; i < kCount; ++i) {
+      acc[i / kVec][i % kVec] = fmaf(params.beta, residual[i / kVec][i % kVec], acc[i / kVec][i % kVec]);
+    }
   }
 #pragma unroll
   for (int r = 0; r < kItems; ++r) {
-    if (!valid[r]) continue;
-    store_elements(params.out.pointer, params.out.dtype, at(params.out, offset.out, r), run(acc, r));
+    if (runs.valid[r]) store_elements(params.out.pointer, params.out.dtype, runs.out[r], acc[r]);
   }
 }
 
-// The loop of store_tile over a staged tile, kVec columns at a time.
+// store_tile, kVec columns at a time. A thread stays in its columns and walks down the rows, so that offsets
+// are sums and the usual bias (one value per column) is loaded once.
 template <int kVec, int kRows, int kCols, int kPitch, int kThreads>
 __device__ inline void finish_tile(const GemmParams& params, const BatchOffsets& offset, int64_t m,
                                    int64_t n, const float* staged, int thread) {
-  constexpr int kItems = 2;
   constexpr int kPerRow = kCols / kVec;
+  constexpr int kAcross = std::gcd(kPerRow, kThreads);  // threads side by side in a row
+  constexpr int kRowStep = kThreads / kAcross;
+  constexpr int kRowsPerThread = kRows / kRowStep;
+  constexpr int kItems = kRowsPerThread % 4 == 0 ? 4 : kRowsPerThread % 2 == 0 ? 2 : 1;
+  static_assert(kRows % kRowStep == 0);
+
+  const int first_row = thread / kAcross;
+  const int rows_left = static_cast<int>(min(params.m - m, int64_t{kRows})) - first_row;
+  const bool bias_per_row = params.bias.pointer && params.bias.row_stride != 0;
 #pragma unroll 1
-  for (int first = thread; first < kRows * kPerRow; first += kItems * kThreads) {
-    int64_t rows[kItems];
-    int64_t cols[kItems];
-    bool valid[kItems];
-    float acc[kItems * kVec];
+  for (int col = thread % kAcross * kVec; col < kCols; col += kAcross * kVec) {
+    if (n + col >= params.n) return;
+    const auto start = [&](const MatrixParams& matrix, int64_t base) {
+      return base + (m + first_row) * matrix.row_stride + (n + col) * matrix.col_stride;
+    };
+    int64_t out = start(params.out, offset.out);
+    int64_t residual = start(params.residual, offset.residual);
+    int64_t preact = start(params.preact, offset.preact);
+    int64_t bias_at = start(params.bias, offset.bias);
+    float bias[kItems][kVec] = {};
+    if (params.bias.pointer && !bias_per_row) {
+      load_elements(params.bias.pointer, params.bias.dtype, bias_at, bias[0]);
 #pragma unroll
-    for (int r = 0; r < kItems; ++r) {
-      const int i = first + r * kThreads;
-      const int row = i / kPerRow;
-      const int col = i % kPerRow * kVec;
-      rows[r] = m + row;
-      cols[r] = n + col;
-      valid[r] = i < kRows * kPerRow && rows[r] < params.m && cols[r] < params.n;
-      if (valid[r]) {
-        load_elements(staged, DType::kFloat32, row * kPitch + col,
-                      *reinterpret_cast<float(*)[kVec]>(acc + r * kVec));
-      } else {
-#pragma unroll
-        for (int j = 0; j < kVec; ++j) acc[r * kVec + j] = 0.0f;
-      }
+      for (int i = kVec; i < kItems * kVec; ++i) bias[i / kVec][i % kVec] = bias[0][i % kVec];
     }
-    finish_and_store<kVec, kItems>(params, offset, rows, cols, valid, acc);
+    const float* from = staged + first_row * kPitch + col;
+#pragma unroll 1
+    for (int row = 0; row < rows_left; row += kItems * kRowStep) {
+      EpilogueRuns<kItems> runs;
+      float acc[kItems][kVec];
+#pragma unroll
+      for (int r = 0; r < kItems; ++r) {
+        runs.valid[r] = row + r * kRowStep < rows_left;
+        runs.out[r] = out;
+        runs.residual[r] = residual;
+        runs.preact[r] = preact;
+        out += kRowStep * params.out.row_stride;
+        residual += kRowStep * params.residual.row_stride;
+        preact += kRowStep * params.preact.row_stride;
+        load_elements(from + r * kRowStep * kPitch, DType::kFloat32, 0, acc[r]);
+      }
+      if (bias_per_row) {
+#pragma unroll
+        for (int r = 0; r < kItems; ++r) {
+          if (runs.valid[r]) load_elements(params.bias.pointer, params.bias.dtype, bias_at, bias[r]);
+          bias_at += kRowStep * params.bias.row_stride;
+        }
+      }
+      from += kItems * kRowStep * kPitch;
+      finish_runs(params, runs, bias, acc);
+    }
   }
 }
 

@@ -8,25 +8,26 @@
 
 namespace tgemm {
 
-// Where one batch entry starts in each matrix, in elements.
+// Where one batch entry starts in each matrix, in elements. Plain data, so that it can live in shared memory.
 struct BatchOffsets {
-  int64_t a = 0, b = 0, out = 0, bias = 0, residual = 0, preact = 0;
-
-  __device__ BatchOffsets() {}
-  __device__ BatchOffsets(const GemmParams& params, int64_t batch) {
-    for (int i = params.batch_dims - 1; i >= 0; --i) {
-      const int64_t outer = i == 0 ? 0 : batch / params.batch_size[i];
-      const int64_t index = batch - outer * params.batch_size[i];
-      a += index * params.a.batch_stride[i];
-      b += index * params.b.batch_stride[i];
-      out += index * params.out.batch_stride[i];
-      bias += index * params.bias.batch_stride[i];
-      residual += index * params.residual.batch_stride[i];
-      preact += index * params.preact.batch_stride[i];
-      batch = outer;
-    }
-  }
+  int64_t a, b, out, bias, residual, preact;
 };
+
+__device__ inline BatchOffsets batch_offsets(const GemmParams& params, int64_t batch) {
+  BatchOffsets offset{};
+  for (int i = params.batch_dims - 1; i >= 0; --i) {
+    const int64_t outer = i == 0 ? 0 : batch / params.batch_size[i];
+    const int64_t index = batch - outer * params.batch_size[i];
+    offset.a += index * params.a.batch_stride[i];
+    offset.b += index * params.b.batch_stride[i];
+    offset.out += index * params.out.batch_stride[i];
+    offset.bias += index * params.bias.batch_stride[i];
+    offset.residual += index * params.residual.batch_stride[i];
+    offset.preact += index * params.preact.batch_stride[i];
+    batch = outer;
+  }
+  return offset;
+}
 
 struct Tile {
   int64_t m;        // first row
@@ -76,13 +77,14 @@ class TileScheduler {
 
     tile.k_begin = min(params_.k, tile.split * params_.k_per_split);
     tile.k_end = min(params_.k, tile.k_begin + params_.k_per_split);
-    tile.offset = BatchOffsets(params_, tile.batch);
+    tile.offset = batch_offsets(params_, tile.batch);
     return tile;
   }
 
  private:
   // Tile counts nearly always fit 32 bits, where division is much shorter.
   __device__ static int64_t divide(int64_t a, int64_t b) {
+    if (a < b) return 0;
     if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
     return a / b;
   }

@@ -2,18 +2,26 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include "gemm/plan.hpp"
 
 namespace tgemm {
 
-// Launch to first multiply, and last multiply to the end: filling the pipeline and writing the tile, paid
-// once per wave of CTAs that nothing overlaps (microseconds, measured on an H200).
-constexpr double kPrologueEpilogueUs = 2.5;
-// The second kernel of split-K: its launch and drain.
-constexpr double kReduceLaunchUs = 2.0;
+// The constants were fitted to sweeps on an H200 (benchmarks/NOTES.md).
+
+// From the start of a grid to its first loads (microseconds).
+constexpr double kStartUs = 2.0;
+// What a wave of CTAs pays before and after its mainloop, where nothing multiplies: filling the pipeline, and
+// the epilogue of a tile, in proportion to its size (microseconds; per 128x256 outputs).
+constexpr double kPrologueUs = 1.5;
+constexpr double kEpilogueUs = 4.0;
+// The second kernel of split-K, without its traffic (microseconds).
+constexpr double kReduceUs = 2.5;
+// Partial sums stay in L2 mostly, which is this much faster than memory.
+constexpr double kL2Speedup = 1.5;
+// Warps that it takes to keep an SM's multipliers busy.
+constexpr double kWarpsToSaturate = 4.0;
 
 // Kernel time of a GEMM in CTA tiles of `config`, microseconds. `slowdown` scales the mainloop's rate for
 // operand types that multiply slower than the rate was measured with.
@@ -24,33 +32,38 @@ inline double tile_cost_us(const Problem& problem, const Device& device, const T
   const int64_t tiles = ceil_div(problem.m, config.block_m) * ceil_div(problem.n, config.block_n) *
                         problem.batch_count() * split_k;
 
-  // The busiest SM decides. Fewer CTAs on it than fit hide less latency: one CTA alone reaches about 60 %
-  // of the rate of two or more.
+  // The busiest SM decides; the CTAs resident on it share its multipliers and hide each other's prologue and
+  // epilogue.
   const int64_t per_sm = ceil_div(tiles, std::max(1, device.sm_count));
-  const double occupancy = std::min(1.0, static_cast<double>(per_sm) / config.ctas_per_sm);
-  const double rate = config.mac_per_cycle * (config.ctas_per_sm == 1 ? 1.0 : 0.4 + 0.6 * occupancy);
+  const int64_t resident = std::min<int64_t>(per_sm, config.ctas_per_sm);
+  const double warps = static_cast<double>(resident) * config.threads / 32.0;
+  const double rate = config.mac_per_cycle * std::min(1.0, warps / kWarpsToSaturate);
   const double k_per_cta =
       static_cast<double>(ceil_div(ceil_div(problem.k, split_k), config.block_k) * config.block_k);
-  const double cycles = static_cast<double>(per_sm) * config.block_m * config.block_n * k_per_cta *
-                        slowdown / rate;
-  const double compute_us = cycles / (device.clock_ghz * 1e3);
+  const double area = static_cast<double>(config.block_m) * config.block_n;
+  const double mainloop_us =
+      static_cast<double>(per_sm) * area * k_per_cta * slowdown / (rate * device.clock_ghz * 1e3);
+  const double waves = static_cast<double>(ceil_div(per_sm, config.ctas_per_sm));
+  const double edges_us = waves * (kPrologueUs + kEpilogueUs * area / (128.0 * 256.0));
 
+  const Epilogue& epilogue = problem.epilogue;
   const double element = bytes_per_element(problem.a.dtype);
-  const double out_bytes = bytes_per_element(problem.out.dtype) +
-                           (problem.epilogue.has_residual ? bytes_per_element(problem.epilogue.residual.dtype) : 0) +
-                           (problem.epilogue.has_preact ? bytes_per_element(problem.epilogue.preact.dtype) : 0);
-  const double m = static_cast<double>(problem.m), n = static_cast<double>(problem.n),
-               k = static_cast<double>(problem.k);
-  const double bytes = batches * ((m * k + k * n) * element + m * n * out_bytes);
-  const double memory_us = bytes / device.memory_bytes_per_us;
+  const double out_bytes =
+      bytes_per_element(problem.out.dtype) +
+      (epilogue.has_residual ? bytes_per_element(epilogue.residual.dtype) : 0) +
+      (epilogue.has_preact ? bytes_per_element(epilogue.preact.dtype) : 0);
+  const double m = static_cast<double>(problem.m);
+  const double n = static_cast<double>(problem.n);
+  const double k = static_cast<double>(problem.k);
+  const double memory_us =
+      batches * ((m * k + k * n) * element + m * n * out_bytes) / device.memory_bytes_per_us;
 
   double reduce_us = 0.0;
   if (split_k > 1) {
-    // Partial sums are written and read once each, mostly in L2 at about twice the memory's bandwidth.
-    reduce_us = kReduceLaunchUs +
-                batches * m * n * split_k * 2.0 * sizeof(float) / (2.0 * device.memory_bytes_per_us);
+    const double partial_bytes = batches * m * n * split_k * sizeof(float);  // written, then read
+    reduce_us = kReduceUs + 2.0 * partial_bytes / (kL2Speedup * device.memory_bytes_per_us);
   }
-  return std::max(compute_us, memory_us) + kPrologueEpilogueUs + reduce_us;
+  return kStartUs + std::max(mainloop_us + edges_us, memory_us) + reduce_us;
 }
 
 }  // namespace tgemm

@@ -20,16 +20,30 @@ __global__ void __launch_bounds__(kThreads) split_k_reduce_kernel(const __grid_c
     const int64_t n = (i - row * per_row) * kVec;
     if (n >= params.n) continue;
     const float* partial = params.workspace + row * params.workspace_pitch + n;
-    float sum[kVec] = {};
+    float sum[1][kVec] = {};
 #pragma unroll 4
     for (int split = 0; split < params.split_k; ++split) {
       float value[kVec];
       load_elements(partial + split * split_stride, DType::kFloat32, 0, value);
 #pragma unroll
-      for (int j = 0; j < kVec; ++j) sum[j] += value[j];
+      for (int j = 0; j < kVec; ++j) sum[0][j] += value[j];
     }
     const int64_t batch = row / params.m;
-    finish_and_store<kVec, 1>(params, BatchOffsets(params, batch), {row - batch * params.m}, {n}, {true}, sum);
+    const int64_t m = row - batch * params.m;
+    const BatchOffsets offset = batch_offsets(params, batch);
+    const auto at = [=](const MatrixParams& matrix, int64_t base) {
+      return base + m * matrix.row_stride + n * matrix.col_stride;
+    };
+    float bias[1][kVec] = {};
+    if (params.bias.pointer) {
+      load_elements(params.bias.pointer, params.bias.dtype, at(params.bias, offset.bias), bias[0]);
+    }
+    finish_runs<kVec, 1>(params,
+                         {{at(params.out, offset.out)},
+                          {at(params.residual, offset.residual)},
+                          {at(params.preact, offset.preact)},
+                          {true}},
+                         bias, sum);
   }
 }
 

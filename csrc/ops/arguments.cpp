@@ -420,7 +420,7 @@ Request read_addmm(StableIValue* stack, bool with_out) {
   Request request;
   request.op = Op::kAddmm;
   request.name = "tgemm.addmm";
-  request.residual = named("self", stack[0]);
+  request.residual = named("input", stack[0]);
   request.a = named("mat1", stack[1]);
   request.b = named("mat2", stack[2]);
   request.beta = to<double>(stack[3]);

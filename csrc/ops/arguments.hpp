@@ -63,7 +63,7 @@ struct Argument {
 };
 
 // out = activation(alpha * (a @ b) + bias) + beta * residual, as asked for. For linear, `b` holds
-// the weight as it is, (N, K); for addmm, `residual` holds self.
+// the weight as it is, (N, K); for addmm, `residual` holds its input.
 struct Request {
   Op op = Op::kMatmul;
   const char* name = "";  // "tgemm.linear", how every sentence begins

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,6 +25,24 @@ namespace tgemm {
 namespace {
 
 using torch::stable::accelerator::DeviceGuard;
+
+// --- Warnings
+
+// torch's own function for them prints to stderr when called from an op, past Python's filters, so
+// the Python package leaves a way to warn here. It may be called with or without the GIL; it
+// returns true, with zero-terminated text in `error`, if the warning became an exception.
+using WarningCallback = bool (*)(const char* sentence, char* error, size_t size);
+std::atomic<WarningCallback> warning_callback{nullptr};
+
+void warn(const std::string& sentence) {
+  const WarningCallback callback = warning_callback;
+  if (callback == nullptr) {  // no interpreter (AOTInductor), or one that is shutting down
+    aoti_torch_warn("warn", "tgemm", 0, sentence.c_str());
+    return;
+  }
+  char error[1024] = "";
+  if (callback(sentence.c_str(), error, sizeof(error))) fail(error);
+}
 
 // --- Fallback to ATen
 
@@ -52,10 +72,7 @@ void fall_back(const Request& request, const Checked& checked, Results& results)
   append(sentence, ", which no kernel of torch_gemm multiplies");
   const FallbackPolicy policy = fallback_policy;
   if (policy == FallbackPolicy::kError) fail(sentence + "; the fallback policy is 'error'");
-  if (policy == FallbackPolicy::kWarn) {
-    // Python shows equal warnings once, unless it is told otherwise.
-    aoti_torch_warn("fall_back", "tgemm", 0, (sentence + "; ATen computes it").c_str());
-  }
+  if (policy == FallbackPolicy::kWarn) warn(sentence + "; ATen computes it");
   std::string what = request.name + sizeof("tgemm.") - 1;
   append(what, ": ");
   append(what, DTypeName{request.a.dtype});
@@ -386,6 +403,12 @@ void boxed_set_fallback(StableIValue* stack, uint64_t, uint64_t) {
   set_fallback(policy.view());
 }
 
+// 0: no callback.
+void boxed_set_warning_callback(StableIValue* stack, uint64_t, uint64_t) {
+  const auto address = torch::stable::detail::to<int64_t>(stack[0]);
+  warning_callback = reinterpret_cast<WarningCallback>(static_cast<intptr_t>(address));
+}
+
 // Sparse and quantized tensors reach the same checks, which say that they are not supported.
 using CudaOps = BoxedOps<execute_cuda>;
 
@@ -402,6 +425,7 @@ STABLE_TORCH_LIBRARY_IMPL(tgemm, CompositeExplicitAutograd, m) {
   m.impl("_stats", &boxed_stats);
   m.impl("_reset_stats", &boxed_reset_stats);
   m.impl("_set_fallback", &boxed_set_fallback);
+  m.impl("_set_warning_callback", &boxed_set_warning_callback);
 }
 
 }  // namespace

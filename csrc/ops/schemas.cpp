@@ -2,8 +2,8 @@
 // tensors, gradients and autocast: torch_gemm/_fake.py and torch_gemm/autograd.py.
 //
 // Rules that shaped the schemas: an argument named `kernel` breaks Inductor (hence `force_kernel`);
-// the .out overloads return nothing, because an op that returns its aliased `out` cannot be
-// compiled.
+// one named `self` makes torch.compile warn (hence addmm's `input`); the .out overloads return
+// nothing, because an op that returns its aliased `out` cannot be compiled.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(tgemm, m) {
@@ -27,10 +27,10 @@ STABLE_TORCH_LIBRARY(tgemm, m) {
       "str activation, ScalarType? out_dtype=None, str? precision=None, "
       "bool static_weight=False, str? force_kernel=None) -> (Tensor, Tensor)");
   m.def(
-      "addmm(Tensor self, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1, "
+      "addmm(Tensor input, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1, "
       "ScalarType? out_dtype=None, str? precision=None, str? force_kernel=None) -> Tensor");
   m.def(
-      "addmm.out(Tensor self, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1, "
+      "addmm.out(Tensor input, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1, "
       "ScalarType? out_dtype=None, str? precision=None, str? force_kernel=None, "
       "Tensor(a!) out) -> ()");
 
@@ -40,6 +40,8 @@ STABLE_TORCH_LIBRARY(tgemm, m) {
   m.def("_stats() -> str");
   m.def("_reset_stats() -> ()");
   m.def("_set_fallback(str policy) -> ()");
+  // The address of cuda.cpp's WarningCallback, or 0.
+  m.def("_set_warning_callback(int address) -> ()");
   // How act(a @ b + bias) + residual would run. linear(input, weight) is a = input, b = weight.T.
   m.def(
       "_plan(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, *, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -26,6 +26,7 @@ class Run:
     def __init__(self) -> None:
         self.start = time.monotonic()
         self.gemm_problems = 0
+        self.constants: dict[str, float] = {}
         self.passed: set[str] = set()
         self.failed: set[str] = set()
         self.skipped: dict[str, str] = {}
@@ -83,8 +84,14 @@ def count_problems(request: pytest.FixtureRequest) -> Callable[[int], None]:
 
 
 @pytest.fixture
-def ledger(device: str, count_problems: Callable[[int], None]) -> problems.Ledger:
-    return problems.Ledger(device, count_problems)
+def ledger(
+    device: str, count_problems: Callable[[int], None], request: pytest.FixtureRequest
+) -> Iterator[problems.Ledger]:
+    ledger = problems.Ledger(device, count_problems)
+    yield ledger
+    constants = request.config.stash[_RUN].constants
+    for name, used in ledger.constants.items():
+        constants[name] = max(constants.get(name, 0.0), used)
 
 
 @pytest.fixture
@@ -140,6 +147,9 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
             f"{run.gemm_problems} GEMM problems checked against FP64 "
             f"(TGEMM_TEST_SEED={problems.BASE_SEED})"
         )
+    if run.constants:
+        used = ", ".join(f"{name} {share:.2f}" for name, share in sorted(run.constants.items()))
+        terminalreporter.write_line(f"largest share of the accuracy constant c: {used}")
     if config.option.markexpr == "gpu" and not _is_complete(config, exitstatus):
         terminalreporter.write_line("tests/gpu_receipt.json not written: not a complete run")
 

@@ -5,11 +5,9 @@ Checks results on the CPU, so that the tool watches no kernels but ours. Usage: 
 
 from __future__ import annotations
 
-import json
-
 import torch
-
-import torch_gemm  # noqa: F401  (registers the ops)
+from problems import MODES, Case
+from promises import CONFIGS, Config
 
 tgemm = torch.ops.tgemm
 
@@ -25,14 +23,15 @@ def operand(rows: int, columns: int, dtype: torch.dtype, column_major: bool, odd
     return memory.as_strided((rows, columns), strides)
 
 
-def run(force: str, dtype: torch.dtype, precision: str | None, layout: str, odd: bool) -> None:
-    m, n, k = 71, 75, 83
+def run(case: Case, odd: bool) -> None:
+    m, n, k, layout = case.m, case.n, case.k, case.layout
+    dtype, precision = MODES[case.mode].dtype, MODES[case.mode].precision
     a = operand(m, k, dtype, layout[0] == "t", odd)
     b = operand(k, n, dtype, layout[1] == "t", odd)
     bias = torch.randn(n).to(dtype).cuda()
     residual = operand(m, n, dtype, False, odd)
     out = operand(m, n, dtype, False, odd)
-    options = {"activation": "gelu", "precision": precision, "force_kernel": force}
+    options = {"activation": "gelu", "precision": precision, "force_kernel": case.force_kernel}
     tgemm.linear.out(a, b.t(), bias, residual, out=out, **options)
     fused, _ = tgemm._linear_preact(a, b.t(), bias, residual, **options)
     a, b, bias, residual, out, fused = (
@@ -41,30 +40,28 @@ def run(force: str, dtype: torch.dtype, precision: str | None, layout: str, odd:
     truth = torch.nn.functional.gelu(a @ b + bias) + residual
     for result in (out, fused):
         error = (result - truth).abs().max().item()
-        assert error < 0.5, (force, dtype, precision, layout, odd, error)
+        assert error < 0.5, (case, odd, error)
+
+
+def runs_of(config: Config) -> list[tuple[Case, bool]]:
+    """What to run of a configuration: sizes that end inside a tile, and whether strides are odd."""
+    layouts = [layout for layout in ("nt", "tn") if layout in config.layouts()]
+    chosen = []
+    for i, mode in enumerate(config.modes):
+        strided = "odd stride" in config.alignments(mode)
+        for j, layout in enumerate(layouts):
+            case = Case(71, 75, 83, mode, layout, force_kernel=str(config))
+            chosen.append((config.fit(case), strided and (i + j) % 2 == 1))
+    split = Case(71, 75, 83, config.modes[0], "nn", force_kernel=config.force(2))
+    return [*chosen, (config.fit(split), False)]
 
 
 def main() -> None:
-    runs = 0
-    for kernel in json.loads(tgemm._kernels()):
-        for config in kernel["configs"]:
-            name = f"{kernel['name']}:{config['name']}"
-            staged = config["name"].endswith("_staged")
-            modes = [(torch.float16, None), (torch.bfloat16, None), (torch.float32, "tf32")]
-            if kernel["name"] == "simt":
-                modes = [(torch.float32, "ieee")] + [(torch.float16, None)] * staged
-            elif staged:
-                modes.append((torch.float32, "bf16"))
-            aligned_only = kernel["name"] == "mma_sync" and not staged
-            for i, (dtype, precision) in enumerate(modes):
-                for j, layout in enumerate(("nt", "tn")):
-                    odd = not aligned_only and (i + j) % 2 == 1
-                    run(name, dtype, precision, layout, odd)
-                    runs += 1
-            run(f"{name},split_k=2", modes[0][0], modes[0][1], "nn", False)
-            runs += 1
+    runs = [run for config in CONFIGS for run in runs_of(config)]
+    for case, odd in runs:
+        run(case, odd)
     torch.cuda.synchronize()
-    print(f"{runs} problems right")
+    print(f"{len(runs)} problems right")
 
 
 if __name__ == "__main__":

@@ -2,87 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
 import random
-from dataclasses import dataclass
 
 import problems
 import pytest
 import torch
 from problems import ALIGNMENTS, BASE_SEED, EPILOGUES, LAYOUTS, MODES, Case, Ledger
+from promises import CONFIGS, Config, chunk, running
 
-from torch_gemm import _library
-
-
-@dataclass(frozen=True)
-class Config:
-    """One row of the kernel table with one of its configurations."""
-
-    kernel: str
-    name: str
-    block_m: int
-    block_n: int
-    block_k: int
-    stages: int
-    splits_k: bool
-
-    def __str__(self) -> str:
-        return f"{self.kernel}:{self.name}"
-
-    def force(self, split_k: int) -> str:
-        return f"{self}" if split_k == 1 else f"{self},split_k={split_k}"
-
-    @property
-    def staged(self) -> bool:
-        """Loads through registers, and therefore takes every dtype, stride and alignment."""
-        return self.name.endswith("_staged")
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """What it promises to run. A family that is not listed fails `test_every_kernel_is_here`."""
-        return {
-            ("simt", False): ("fp32",),
-            ("simt", True): ("fp16", "bf16", "fp32"),
-            ("mma_sync", False): ("fp16", "bf16", "fp32/tf32"),
-            ("mma_sync", True): ("fp16", "bf16", "fp32/tf32", "fp32/bf16", "fp32/fp16"),
-        }.get((self.kernel, self.staged), ())
-
-    def alignments(self, mode: str) -> list[str]:
-        """The alignments that it promises to run in a mode."""
-        if self.kernel != "mma_sync" or self.staged:
-            return list(ALIGNMENTS)
-        # cp.async of 16 bytes
-        size = MODES[mode].dtype.itemsize
-        return [
-            name
-            for name, alignment in ALIGNMENTS.items()
-            if not alignment.odd_stride and alignment.offset * size % 16 == 0
-        ]
-
-
-def kernel_table() -> list[dict]:
-    return [] if _library.cuda_missing else json.loads(torch.ops.tgemm._kernels())
-
-
-CONFIGS = [
-    Config(
-        kernel["name"],
-        config["name"],
-        config["block_m"],
-        config["block_n"],
-        config["block_k"],
-        config["stages"],
-        kernel["splits_k"],
-    )
-    for kernel in kernel_table()
-    for config in kernel["configs"]
-]
 CONFIG_MODES = [
     pytest.param(config, mode, id=f"{config}-{mode}") for config in CONFIGS for mode in config.modes
 ]
-FP16_CONFIGS = [config for config in CONFIGS if "fp16" in config.modes]
 FAMILIES = sorted({config.kernel for config in CONFIGS})
 
 
@@ -113,9 +47,8 @@ def depth(config: Config, split_k: int, rng: random.Random) -> int:
 
 
 def test_every_kernel_is_here():
-    assert CONFIGS
-    assert all(kernel["configs"] for kernel in kernel_table())
     assert [str(config) for config in CONFIGS if not config.modes] == []
+    assert sorted(kernel["name"] for kernel in json.loads(torch.ops.tgemm._kernels())) == FAMILIES
     for family in FAMILIES:
         assert any(config.staged for config in CONFIGS if config.kernel == family)
 
@@ -125,22 +58,24 @@ def test_matrix(config: Config, mode: str, ledger: Ledger):
     rng = random.Random(f"{BASE_SEED} {config} {mode}")
     splits = (1, 3) if config.splits_k else (1,)
     torch.ops.tgemm._reset_stats()
+    layouts = [layout for layout in LAYOUTS if config.out_layouts(layout)]
     for split_k, layout, alignment, epilogue in itertools.product(
-        splits, LAYOUTS, config.alignments(mode), EPILOGUES
+        splits, layouts, config.alignments(mode), EPILOGUES
     ):
-        ledger.check(
-            Case(
-                m=sizes_around(config.block_m, rng),
-                n=sizes_around(config.block_n, rng),
-                k=depth(config, split_k, rng),
-                mode=mode,
-                layout=layout,
-                alignment=alignment,
-                epilogue=epilogue,
-                out_layout=rng.choice(("row", "row", "column")),
-                force_kernel=config.force(split_k),
-            )
+        case = Case(
+            m=sizes_around(config.block_m, rng),
+            n=sizes_around(config.block_n, rng),
+            k=depth(config, split_k, rng),
+            mode=mode,
+            layout=layout,
+            alignment=alignment,
+            epilogue=epilogue,
+            out_layout=rng.choice(config.out_layouts(layout)),
+            force_kernel=config.force(split_k),
         )
+        case = config.fit(case)
+        if config.runs(case):
+            ledger.check(case)
     ledger.verify()
     assert set(launches()) == {config.force(split_k) for split_k in splits}
 
@@ -152,11 +87,12 @@ def test_sizes_from_one(config: Config, mode: str, ledger: Ledger):
     triples += [(size, 37, 45) for size in sizes]
     triples += [(37, size, 45) for size in sizes]
     triples += [(40, 37, size) for size in sizes]
-    layouts = itertools.cycle(LAYOUTS)
+    layouts = itertools.cycle(config.layouts())
     # Sizes, layouts and alignments go round at different speeds, so that they meet in all ways.
-    alignments = itertools.cycle(name for name in config.alignments(mode) for _ in LAYOUTS)
+    alignments = itertools.cycle(name for name in config.alignments(mode) for _ in config.layouts())
     for (m, n, k), layout, alignment in zip(triples, layouts, alignments, strict=False):
-        ledger.check(Case(m, n, k, mode, layout, alignment, "bias", force_kernel=str(config)))
+        case = Case(m, n, k, mode, layout, alignment, "bias", force_kernel=str(config))
+        ledger.check(config.fit(case))
     ledger.verify()
 
 
@@ -168,25 +104,25 @@ def test_nothing_to_add_up_or_nowhere_to_put_it(config: Config, mode: str, ledge
     sizes = ((65, 33, 0), (1, 1, 0), (0, 33, 16), (65, 0, 16), (0, 0, 0))
     for (m, n, k), epilogue in itertools.product(sizes, EPILOGUES):
         split_k, out_layout = next(variants)
-        ledger.check(
-            Case(
-                m,
-                n,
-                k,
-                mode,
-                epilogue=epilogue,
-                out_layout=out_layout,
-                force_kernel=config.force(split_k),
-            )
+        case = Case(
+            m,
+            n,
+            k,
+            mode,
+            epilogue=epilogue,
+            out_layout=out_layout,
+            force_kernel=config.force(split_k),
         )
+        ledger.check(config.fit(case))
     ledger.verify()
 
 
-@pytest.mark.parametrize("config", FP16_CONFIGS, ids=str)
+@pytest.mark.parametrize("config", running("fp16"), ids=str)
 def test_subnormal_numbers(config: Config, ledger: Ledger):
     # FP16 operands around its smallest normal number 2^-14, products around its smallest number 2^-24.
-    for layout, scale in itertools.product(LAYOUTS, (2.0**-11, 2.0**-13, 2.0**-15)):
-        ledger.check(Case(70, 90, 100, "fp16", layout, scale=scale, force_kernel=str(config)))
+    for layout, scale in itertools.product(config.layouts(), (2.0**-11, 2.0**-13, 2.0**-15)):
+        case = Case(70, 90, 100, "fp16", layout, scale=scale, force_kernel=str(config))
+        ledger.check(config.fit(case))
     ledger.verify()
 
 
@@ -206,7 +142,7 @@ def test_special_values_stay_in_their_row_and_column(config: Config, special: fl
     assert torch.equal(out[reached].double().nan_to_num(7.0), expected[reached].nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("config", FP16_CONFIGS, ids=str)
+@pytest.mark.parametrize("config", running("fp16"), ids=str)
 def test_overflow_of_fp16_is_infinite(config: Config, device: str):
     a = torch.full((70, 64), 200.0, device=device, dtype=torch.float16)
     out = torch.ops.tgemm.matmul(a, a.t(), force_kernel=str(config))
@@ -235,18 +171,67 @@ def test_automatic_choice_never_falls_back_to_aten(ledger: Ledger):
     assert sum(stats["kernels"].values()) == 2 * len(MODES)
 
 
+# Each remainder of a chunk in each combination of dimensions, then the smallest sizes.
+SIZES = [
+    (48 + i * rest, 56 + j * rest, 64 + k * rest)
+    for rest in range(1, 8)
+    for i, j, k in itertools.product((0, 1), repeat=3)
+]
+SIZES += itertools.product((1, 2, 8, 9), (1, 2, 8, 9), (0, 1, 8, 9))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_automatic_choice_runs_what_configurations_refuse(mode: str, ledger: Ledger):
+    """Every size in every layout runs, on a configuration that promises it."""
+    alignments = itertools.cycle(ALIGNMENTS)
+    for (m, n, k), layout, out_layout in itertools.product(SIZES, LAYOUTS, ("row", "column")):
+        # Neither the stride of a dimension of size 1 nor the address of nothing counts.
+        alignment = next(alignments) if min(m, n, k) > 1 else "aligned"
+        case = Case(m, n, k, mode, layout, alignment, "bias", out_layout)
+        torch.ops.tgemm._reset_stats()
+        ledger.check(case)
+        (launched,) = {name.partition(",")[0] for name in launches()}
+        assert launched in [str(config) for config in CONFIGS if config.runs(case)], case
+    ledger.verify()
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_what_a_configuration_lacks_is_refused_with_a_reason(config: Config, device: str):
-    for name in set(MODES) - set(config.modes):
-        mode = MODES[name]
-        a = torch.randn(32, 32, device=device, dtype=mode.dtype)
-        with pytest.raises(RuntimeError, match=f"{config} cannot run .*: .+"):
-            torch.ops.tgemm.matmul(a, a, precision=mode.precision, force_kernel=str(config))
-    for name in set(ALIGNMENTS) - set(config.alignments(config.modes[0])):
-        values = torch.randn(32, 32, device=device, dtype=MODES[config.modes[0]].dtype)
-        a = problems.place(values, ALIGNMENTS[name], column_major=False, fill=math.nan)
-        with pytest.raises(RuntimeError, match=f"{config} cannot run .*: .+ aligned"):
-            torch.ops.tgemm.matmul(a, a, force_kernel=str(config))
+def test_what_a_configuration_does_not_promise_is_refused_with_a_reason(
+    config: Config, device: str
+):
+    refused = 0
+    for mode, layout, out_layout in itertools.product(MODES, LAYOUTS, ("row", "column")):
+        case = Case(48, 56, 64, mode, layout, out_layout=out_layout, force_kernel=str(config))
+        variants = [case]
+        # One difference at a time from what it runs, so that no reason hides behind another.
+        if config.runs(case):
+            variants += [dataclasses.replace(case, alignment=name) for name in ALIGNMENTS]
+            variants += [
+                dataclasses.replace(case, **{name: getattr(case, name) + extra})
+                for name, extra in itertools.product("mnk", range(1, chunk(mode)))
+            ]
+        for variant in variants:
+            if config.runs(variant):
+                continue
+            with pytest.raises(RuntimeError, match=f"{config} cannot run .*: .+"):
+                problems.check(variant, device)
+            refused += 1
+    assert refused > 0  # nothing promises the reduced precisions and IEEE FP32 at once
+
+
+def test_reasons_of_refusals(device: str):
+    """What the sentences say where it is not obvious which property they mean."""
+    half, single = (torch.randn(64, 64, device=device, dtype=t) for t in (torch.half, torch.float))
+    for force, a, b, precision, reason in (
+        ("mma_sync:128x256", half.mT, half, None, "this tile is built for a K-major a only"),
+        ("mma_sync:128x256", single, single, "tf32", "this tile is not built for tf32"),
+        ("mma_sync:128x128", half[:, 1:], half[1:], None, "a cannot be copied in aligned"),
+        ("mma_sync:128x128", half, half[:, :63], None, "b cannot be copied in aligned"),
+        ("mma_sync", single, single, None, "full precision do not run on Tensor Cores"),
+        ("simt", single, single, "tf32", "precision tf32 needs Tensor Cores"),
+    ):
+        with pytest.raises(RuntimeError, match=reason):
+            torch.ops.tgemm.matmul(a, b, precision=precision, force_kernel=force)
 
 
 def test_unknown_kernels_configurations_and_splits_are_refused(device: str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
@@ -17,26 +16,14 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from problems import assert_product
+from promises import Config, running
 from torch import Tensor
 
 import torch_gemm
-from torch_gemm import _library
 
 ROOT = Path(__file__).resolve().parents[2]
 HALF = torch.float16
 tgemm = torch.ops.tgemm
-
-
-def forced(dtype: torch.dtype) -> list[str]:
-    """Every configuration that multiplies operands of this dtype, aligned or not as its name says."""
-    if _library.cuda_missing:
-        return []
-    return [
-        f"{kernel['name']}:{config['name']}"
-        for kernel in json.loads(tgemm._kernels())
-        for config in kernel["configs"]
-        if dtype is torch.float32 or kernel["name"] != "simt" or config["name"].endswith("_staged")
-    ]
 
 
 @pytest.fixture
@@ -130,7 +117,7 @@ def test_residuals_broadcast(shape: tuple[int, ...], randn):
     torch.testing.assert_close(out, truth, rtol=2e-3, atol=2e-3)
 
 
-def test_nan_in_self_does_not_count_with_beta_0(randn):
+def test_nan_in_input_does_not_count_with_beta_0(randn):
     a, b = randn(33, 20), randn(20, 40)
     out = tgemm.addmm(torch.full((33, 40), math.nan, device=a.device, dtype=HALF), a, b, beta=0.0)
     assert_product(out, a, b)
@@ -143,19 +130,19 @@ def test_nan_in_self_does_not_count_with_beta_0(randn):
 def test_batch_of_70000(dtype: torch.dtype, randn, count_problems):
     a, b = randn(70000, 8, 8, dtype=dtype), randn(70000, 8, 8, dtype=dtype)
     assert_product(tgemm.matmul(a, b), a, b)
-    family = "mma_sync" if dtype is HALF else "simt"
-    forces = [force for force in forced(dtype) if force.startswith(family)]
-    for force in forces:
+    configs = running("fp16" if dtype is HALF else "fp32")
+    for force in map(str, configs):
         assert_product(tgemm.matmul(a, b, force_kernel=force), a, b, kernel=force)
-    count_problems(70000 * (1 + len(forces)))
+    count_problems(70000 * (1 + len(configs)))
 
 
-@pytest.mark.parametrize("force", forced(HALF))
-def test_rows_and_columns_past_2_to_the_21(force: str, randn):
+@pytest.mark.parametrize("config", running("fp16"), ids=str)
+def test_rows_and_columns_past_2_to_the_21(config: Config, randn):
+    force = str(config)
     tall, small = randn(2**21 + 77, 16), randn(16, 8)
     assert_product(tgemm.matmul(tall, small, force_kernel=force), tall, small, kernel=force)
-    wide = tall.mT
-    assert_product(tgemm.matmul(small.mT, wide, force_kernel=force), small.mT, wide, kernel=force)
+    few, wide = randn(8, 16), tall.mT
+    assert_product(tgemm.matmul(few, wide, force_kernel=force), few, wide, kernel=force)
 
 
 @pytest.fixture(scope="module")
@@ -174,23 +161,30 @@ def sample(rows: int) -> list[int]:
     return [0, 1, rows // 2, rows - 200, rows - 131, rows - 130, rows - 129, rows - 2, rows - 1]
 
 
-@pytest.mark.parametrize("force", forced(HALF))
-def test_operands_past_2_to_the_31(force: str, huge: Tensor, randn):
+@pytest.mark.parametrize("config", running("fp16"), ids=str)
+def test_operands_past_2_to_the_31(config: Config, huge: Tensor, randn):
+    force = str(config)
     rows = sample(len(huge))
     b = randn(4096, 16)
     out = tgemm.matmul(huge, b, force_kernel=force)
     assert_product(out[rows], huge[rows], b, kernel=force)
     # The same as the second operand, and along K.
-    out = tgemm.matmul(b.mT, huge.mT, force_kernel=force)
-    assert_product(out[:, rows], b.mT, huge[rows].mT, kernel=force)
-    few = huge[:, :16]
-    ones = torch.ones(len(huge), 8, device=huge.device, dtype=HALF)
-    total = tgemm.matmul(few.mT, ones, out_dtype=torch.float32, force_kernel=force)
-    assert_product(total, few.mT, ones, kernel=force)
+    a = randn(16, 4096)
+    out = tgemm.matmul(a, huge.mT, force_kernel=force)
+    assert_product(out[:, rows], a, huge[rows].mT, kernel=force)
+    k = len(huge) // 8 * 8
+    ones, few = torch.ones(8, k, device=huge.device, dtype=HALF), huge[:k, :16]
+    products = [(ones, few)]
+    if "tt" in config.layouts():
+        products.append((few.mT, ones.mT))
+    for a, b in products:
+        total = tgemm.matmul(a, b, out_dtype=torch.float32, force_kernel=force)
+        assert_product(total, a, b, kernel=force)
 
 
-@pytest.mark.parametrize("force", forced(HALF))
-def test_outputs_past_2_to_the_31(force: str, huge: Tensor, randn):
+@pytest.mark.parametrize("config", running("fp16"), ids=str)
+def test_outputs_past_2_to_the_31(config: Config, huge: Tensor, randn):
+    force = str(config)
     a, b = huge[:, :16], randn(16, 4096)
     out = torch.full_like(huge, math.nan)
     tgemm.matmul.out(a, b, out=out, force_kernel=force)
@@ -199,14 +193,16 @@ def test_outputs_past_2_to_the_31(force: str, huge: Tensor, randn):
     assert not out.sum(1, dtype=torch.float32).isnan().any()
     # Column-major, and with a residual as large as the output.
     flipped = out.view(4096, -1).mT
-    truth = a[rows].double() @ b.double() + flipped[rows].double()
-    tgemm.linear.out(a, b.mT, None, flipped, out=flipped, force_kernel=force)
+    weight = randn(4096, 16)
+    truth = a[rows].double() @ weight.mT.double() + flipped[rows].double()
+    tgemm.linear.out(a, weight, None, flipped, out=flipped, force_kernel=force)
     torch.testing.assert_close(flipped[rows].double(), truth, rtol=1e-3, atol=1e-3)
     assert not out.sum(1, dtype=torch.float32).isnan().any()
 
 
-@pytest.mark.parametrize("force", forced(HALF))
-def test_batch_strides_past_2_to_the_31(force: str, huge: Tensor, randn):
+@pytest.mark.parametrize("config", running("fp16"), ids=str)
+def test_batch_strides_past_2_to_the_31(config: Config, huge: Tensor, randn):
+    force = str(config)
     a = huge.view(-1).as_strided((3, 70, 64), (2**30, 4096, 1))
     b = randn(64, 48)
     out = tgemm.matmul(a, b.expand(3, 64, 48), force_kernel=force)
@@ -326,8 +322,9 @@ def test_fallback_policy(dtype: torch.dtype, fallback_policy, randn):
         torch.testing.assert_close(tgemm.matmul(a, b), a @ b)
     assert torch_gemm.stats()["fallbacks"] == {name: 1}
     fallback_policy("warn")
-    with pytest.warns(UserWarning, match="ATen computes it"):
+    with pytest.warns(UserWarning, match="ATen computes it") as caught:
         tgemm.matmul(a, b)
+    assert [warning.filename for warning in caught] == [__file__]
     assert torch_gemm.stats()["fallbacks"] == {name: 2}
     fallback_policy("error")
     with pytest.raises(RuntimeError, match="the fallback policy is 'error'"):

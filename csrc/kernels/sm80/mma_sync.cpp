@@ -28,13 +28,13 @@ constexpr TileConfig config_of(std::string_view name, double mac_per_cycle) {
           Cta::kStages,  Cta::kSharedBytes, Cta::kCtasPerSm, mac_per_cycle};
 }
 
-// The rates (FP16 multiply-adds per SM and cycle at full occupancy, large K) were measured on an H200:
-// benchmarks/results/mma_sync_sweep.json.
+// The rates are FP16 multiply-adds per SM and cycle of the boost clock, measured on an H200 under its power limit
+// (benchmarks/NOTES.md).
 constexpr std::array<TileConfig, kConfigs> kConfigTable = {
-    config_of<std::tuple_element_t<0, AsyncTiles>>("128x256", 1100.0),
-    config_of<std::tuple_element_t<1, AsyncTiles>>("128x128", 1000.0),
-    config_of<std::tuple_element_t<2, AsyncTiles>>("64x64", 650.0),
-    config_of<std::tuple_element_t<0, StagedTiles>>("128x128_staged", 350.0),
+    config_of<std::tuple_element_t<0, AsyncTiles>>("128x256", 1020.0),
+    config_of<std::tuple_element_t<1, AsyncTiles>>("128x128", 965.0),
+    config_of<std::tuple_element_t<2, AsyncTiles>>("64x64", 540.0),
+    config_of<std::tuple_element_t<0, StagedTiles>>("128x128_staged", 250.0),
     config_of<std::tuple_element_t<1, StagedTiles>>("64x64_staged", 250.0),
 };
 

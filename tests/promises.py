@@ -1,0 +1,154 @@
+"""What each kernel configuration promises to run, as data.
+
+The counterpart of the `rejects` functions in csrc/kernels. The GPU tests force every configuration on problems
+that it promises to run, and see it refuse those that it does not; so a configuration that runs less than this
+table says fails, and so does one that runs more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+import torch
+from problems import ALIGNMENTS, EPILOGUES, LAYOUTS, MODES, Case
+
+from torch_gemm import _library
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The problems that a configuration runs; of what is not mentioned here, all."""
+
+    modes: tuple[str, ...]
+    # Of the operands as the kernel sees them: a column-major out swaps them, see SWAPPED.
+    layouts: tuple[str, ...] = LAYOUTS
+    # Operands are copied in aligned pieces of 16 bytes: their sizes along the contiguous dimension, their
+    # leading strides and their addresses are whole numbers of pieces.
+    whole_chunks: bool = False
+
+
+# By the name of the kernel and its configuration; the first pattern that matches counts.
+PROMISES = {
+    "mma_sync:*_staged": Promise(("fp16", "bf16", "fp32/tf32", "fp32/bf16", "fp32/fp16")),
+    "mma_sync:128x256": Promise(("fp16", "bf16"), layouts=("nn", "nt"), whole_chunks=True),
+    "mma_sync:128x128": Promise(("fp16", "bf16", "fp32/tf32"), whole_chunks=True),
+    "mma_sync:*": Promise(("fp16", "bf16"), whole_chunks=True),
+    "simt:*_staged": Promise(("fp16", "bf16", "fp32")),
+    "simt:*": Promise(("fp32",)),
+}
+
+# With a column-major out the kernel computes out.T = b.T @ a.T: the layouts of b.T and a.T.
+SWAPPED = {"nn": "tt", "nt": "nt", "tn": "tn", "tt": "nn"}
+
+
+def contiguous_sizes(case: Case) -> set[str]:
+    """Names of the sizes along which the operands are contiguous."""
+    names = {"k" if case.layout[0] == "n" else "m", "k" if case.layout[1] == "t" else "n"}
+    if case.k == 0 and case.n == 1:
+        names.add("n")  # without elements, one column is as good as a row: it counts as row-major
+    return names
+
+
+@dataclass(frozen=True)
+class Config:
+    """One row of the kernel table with one of its configurations."""
+
+    kernel: str
+    name: str
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    splits_k: bool
+
+    def __str__(self) -> str:
+        return f"{self.kernel}:{self.name}"
+
+    def force(self, split_k: int) -> str:
+        return f"{self}" if split_k == 1 else f"{self},split_k={split_k}"
+
+    @property
+    def staged(self) -> bool:
+        return self.name.endswith("_staged")
+
+    @property
+    def promise(self) -> Promise:
+        """A configuration that no pattern matches promises nothing, and fails a test of its own."""
+        matching = (promise for pattern, promise in PROMISES.items() if fnmatch(str(self), pattern))
+        return next(matching, Promise(()))
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return self.promise.modes
+
+    def out_layouts(self, layout: str) -> tuple[str, ...]:
+        """With which layouts of out it runs operands of this layout."""
+        seen = {"row": layout, "column": SWAPPED[layout]}
+        return tuple(out for out, kernels in seen.items() if kernels in self.promise.layouts)
+
+    def layouts(self) -> tuple[str, ...]:
+        """Of the operands that it runs with a row-major out."""
+        return tuple(layout for layout in LAYOUTS if "row" in self.out_layouts(layout))
+
+    def alignments(self, mode: str) -> tuple[str, ...]:
+        if not self.promise.whole_chunks:
+            return tuple(ALIGNMENTS)
+        return tuple(
+            name
+            for name, alignment in ALIGNMENTS.items()
+            if not alignment.odd_stride and alignment.offset % chunk(mode) == 0
+        )
+
+    def fit(self, case: Case) -> Case:
+        """The case with the next larger sizes that it promises to run."""
+        if not self.promise.whole_chunks:
+            return case
+        step = chunk(case.mode)
+        sizes = {name: -(-getattr(case, name) // step) * step for name in contiguous_sizes(case)}
+        return dataclasses.replace(case, **sizes)
+
+    def runs(self, case: Case) -> bool:
+        """Whether it promises to run the case."""
+        outs = {case.out_layout}
+        if EPILOGUES[case.epilogue].preact:
+            outs.add("row")  # asked for through an op that allocates its outputs
+        return (
+            case.mode in self.modes
+            and outs <= set(self.out_layouts(case.layout))
+            and case.alignment in self.alignments(case.mode)
+            and case == self.fit(case)
+        )
+
+
+def chunk(mode: str) -> int:
+    """Elements in 16 bytes."""
+    return 16 // MODES[mode].dtype.itemsize
+
+
+def configurations() -> list[Config]:
+    """All of the kernel table, none where the CUDA library is not loaded."""
+    table = [] if _library.cuda_missing else json.loads(torch.ops.tgemm._kernels())
+    return [
+        Config(
+            kernel["name"],
+            config["name"],
+            config["block_m"],
+            config["block_n"],
+            config["block_k"],
+            config["stages"],
+            kernel["splits_k"],
+        )
+        for kernel in table
+        for config in kernel["configs"]
+    ]
+
+
+CONFIGS = configurations()
+
+
+def running(mode: str) -> list[Config]:
+    """The configurations that run a mode."""
+    return [config for config in CONFIGS if mode in config.modes]
