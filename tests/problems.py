@@ -128,13 +128,14 @@ class Case:
 def accuracy_constant(kernel: str | None, k: int) -> float:
     """The c of the accuracy contract, |out - ref| <= 0.51 ulp(ref) + c * 2^-24 * (|A| @ |B| + ...).
 
-    True FP32 multiply-adds round to nearest, so that their errors average out: for random operands
-    they stay below 3 * 2^-24 * |A| @ |B| at any K. Tensor Cores truncate when they add to the
-    accumulator, always towards zero: there the error grows with the number of additions, which is
-    K / 16 (K / 8 for TF32), against a sum that grows with sqrt(K).
+    True FP32 multiply-adds round to nearest, so that their errors average out at any K: in chains of 96
+    or 300 of them on normally distributed numbers, 1 in 10^4 needs c = 3.2, 1 in 10^6 c = 4.7, and every
+    further decade 0.8 more. 8 leaves room for the 10^8 elements of a run. Tensor Cores truncate when they
+    add to the accumulator, always towards zero: there the error grows with the number of additions, which
+    is K / 16 (K / 8 for TF32), against a sum that grows with sqrt(K).
     """
     family = (kernel or "").partition(":")[0]
-    return 6.0 if family == "simt" else 6.0 + math.sqrt(k) / 4
+    return 8.0 if family == "simt" else 6.0 + math.sqrt(k) / 4
 
 
 def place(values: Tensor, alignment: Alignment, column_major: bool, fill: float) -> Tensor:
