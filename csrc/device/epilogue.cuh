@@ -1,7 +1,7 @@
-// The one epilogue of all kernels: out = activation(alpha * acc + bias) + beta * residual, in FP32, rounded
-// once. Kernels stage their FP32 accumulators in shared memory and hand the tile over; the loop over it
-// stays rolled, so that the activation switch costs a few hundred instructions per kernel instead of being
-// multiplied by the accumulator count.
+// The one epilogue of all kernels: out = activation(alpha * acc + bias) + beta * residual, in FP32,
+// rounded once. Kernels stage their FP32 accumulators in shared memory and hand the tile over; the
+// loop over it stays rolled, so that the activation switch costs a few hundred instructions per
+// kernel instead of being multiplied by the accumulator count.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -98,7 +98,8 @@ __device__ inline float apply_activation(Activation activation, float x) {
   return x;
 }
 
-// Two at a time in a rolled loop that rotates the array: little code, and still two independent chains.
+// Two at a time in a rolled loop that rotates the array: little code, and still two independent
+// chains.
 template <int kCount>
 __device__ inline void activate(Activation activation, float (&x)[kCount]) {
   if constexpr (kCount == 1) {
@@ -125,9 +126,9 @@ struct EpilogueRuns {
   bool valid[kItems];
 };
 
-// Finishes kItems runs of kVec horizontally adjacent outputs each, to which `bias` has been loaded already;
-// runs that are not valid are skipped. kVec 4 needs params.vector_epilogue. Branches are warp-uniform, and
-// each is paid once for all runs, whose loads overlap.
+// Finishes kItems runs of kVec horizontally adjacent outputs each, to which `bias` has been loaded
+// already; runs that are not valid are skipped. kVec 4 needs params.vector_epilogue. Branches are
+// warp-uniform, and each is paid once for all runs, whose loads overlap.
 template <int kVec, int kItems>
 __device__ inline void finish_runs(const GemmParams& params, const EpilogueRuns<kItems>& runs,
                                    const float (&bias)[kItems][kVec], float (&acc)[kItems][kVec]) {
@@ -137,7 +138,8 @@ __device__ inline void finish_runs(const GemmParams& params, const EpilogueRuns<
 #pragma unroll
     for (int r = 0; r < kItems; ++r) {
       if (runs.valid[r]) {
-        load_elements(params.residual.pointer, params.residual.dtype, runs.residual[r], residual[r]);
+        load_elements(params.residual.pointer, params.residual.dtype, runs.residual[r],
+                      residual[r]);
       }
     }
   }
@@ -148,16 +150,18 @@ __device__ inline void finish_runs(const GemmParams& params, const EpilogueRuns<
   if (params.preact.pointer) {
 #pragma unroll
     for (int r = 0; r < kItems; ++r) {
-      if (runs.valid[r]) store_elements(params.preact.pointer, params.preact.dtype, runs.preact[r], acc[r]);
+      if (runs.valid[r])
+        store_elements(params.preact.pointer, params.preact.dtype, runs.preact[r], acc[r]);
     }
   }
   if (params.activation != Activation::kNone) {
-    activate(params.activation, reinterpret_cast<float(&)[kCount]>(acc));
+    activate(params.activation, reinterpret_cast<float (&)[kCount]>(acc));
   }
   if (params.residual.pointer) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      acc[i / kVec][i % kVec] = fmaf(params.beta, residual[i / kVec][i % kVec], acc[i / kVec][i % kVec]);
+      acc[i / kVec][i % kVec] =
+          fmaf(params.beta, residual[i / kVec][i % kVec], acc[i / kVec][i % kVec]);
     }
   }
 #pragma unroll
@@ -166,8 +170,8 @@ __device__ inline void finish_runs(const GemmParams& params, const EpilogueRuns<
   }
 }
 
-// store_tile, kVec columns at a time. A thread stays in its columns and walks down the rows, so that offsets
-// are sums and the usual bias (one value per column) is loaded once.
+// store_tile, kVec columns at a time. A thread stays in its columns and walks down the rows, so
+// that offsets are sums and the usual bias (one value per column) is loaded once.
 template <int kVec, int kRows, int kCols, int kPitch, int kThreads>
 __device__ inline void finish_tile(const GemmParams& params, const BatchOffsets& offset, int64_t m,
                                    int64_t n, const float* staged, int thread) {
@@ -216,7 +220,8 @@ __device__ inline void finish_tile(const GemmParams& params, const BatchOffsets&
       if (bias_per_row) {
 #pragma unroll
         for (int r = 0; r < kItems; ++r) {
-          if (runs.valid[r]) load_elements(params.bias.pointer, params.bias.dtype, bias_at, bias[r]);
+          if (runs.valid[r])
+            load_elements(params.bias.pointer, params.bias.dtype, bias_at, bias[r]);
           bias_at += kRowStep * params.bias.row_stride;
         }
       }
@@ -226,9 +231,9 @@ __device__ inline void finish_tile(const GemmParams& params, const BatchOffsets&
   }
 }
 
-// Writes a staged FP32 tile of (kRows, kCols), pitch kPitch floats, whose first element is output (m, n).
-// `thread` in [0, kThreads) cooperates; the caller synchronises before (tile complete) and after (before
-// the buffer is reused). Split-K partial sums go to the workspace instead.
+// Writes a staged FP32 tile of (kRows, kCols), pitch kPitch floats, whose first element is output
+// (m, n). `thread` in [0, kThreads) cooperates; the caller synchronises before (tile complete) and
+// after (before the buffer is reused). Split-K partial sums go to the workspace instead.
 template <int kRows, int kCols, int kPitch, int kThreads>
 __device__ inline void store_tile(const GemmParams& params, const Tile& tile, int64_t m, int64_t n,
                                   const float* staged, int thread) {

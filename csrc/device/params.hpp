@@ -1,5 +1,5 @@
-// What every GEMM kernel receives, by value. Built once per launch by make_params() from a Problem and
-// its Operands; plain data, shared by host and device.
+// What every GEMM kernel receives, by value. Built once per launch by make_params() from a Problem
+// and its Operands; plain data, shared by host and device.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,9 @@ struct GemmParams {
   Activation activation;
   // True when out, residual and preact can be accessed four columns at a time, aligned.
   bool vector_epilogue;
-  // Split-K: slice s of split_k covers k in [s * k_per_split, min(k, (s + 1) * k_per_split)) and stores
-  // its FP32 partial sums to workspace[s][batch][m][workspace_pitch]; split_k_reduce adds them in order.
+  // Split-K: slice s of split_k covers k in [s * k_per_split, min(k, (s + 1) * k_per_split)) and
+  // stores its FP32 partial sums to workspace[s][batch][m][workspace_pitch]; split_k_reduce adds
+  // them in order.
   int split_k;
   int64_t k_per_split;
   int64_t workspace_pitch;  // n rounded up to 4

@@ -9,7 +9,8 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// 9.7.9.25.3.1 cp.async: 16 bytes to shared memory past L1, if `wanted`. Both addresses 16-byte aligned. sm_80.
+// 9.7.9.25.3.1 cp.async: 16 bytes to shared memory past L1, if `wanted`. Both addresses 16-byte
+// aligned. sm_80.
 __device__ inline void cp_async_16_if(bool wanted, uint32_t shared, const void* global) {
   asm volatile(
       "{.reg .pred p; setp.ne.s32 p, %0, 0; @p cp.async.cg.shared.global [%1], [%2], 16;}" ::"r"(
@@ -20,21 +21,25 @@ __device__ inline void cp_async_16_if(bool wanted, uint32_t shared, const void* 
 
 // The same, but only the first `bytes` (0 to 16) are read and the rest are zero.
 __device__ inline void cp_async_16_zfill(uint32_t shared, const void* global, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(bytes)
                : "memory");
 }
 
 // 9.7.9.25.3.2 cp.async.commit_group. sm_80.
-__device__ inline void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void cp_async_commit_group() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
-// 9.7.9.25.3.3 cp.async.wait_group: at most kPending of this thread's latest groups still in flight. sm_80.
+// 9.7.9.25.3.3 cp.async.wait_group: at most kPending of this thread's latest groups still in
+// flight. sm_80.
 template <int kPending>
 __device__ inline void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// 9.7.15.5.15 ldmatrix: four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of
-// matrix i / 8. sm_75.
+// 9.7.15.5.15 ldmatrix: four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8
+// of matrix i / 8. sm_75.
 __device__ inline void ldmatrix_x4(uint32_t (&d)[4], uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -57,33 +62,36 @@ __device__ inline uint32_t ld_shared_u32(uint32_t shared) {
 }
 
 __device__ inline void st_shared_v4(uint32_t shared, const uint32_t (&v)[4]) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(v[0]), "r"(v[1]), "r"(v[2]),
-               "r"(v[3])
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(v[0]), "r"(v[1]),
+               "r"(v[2]), "r"(v[3])
                : "memory");
 }
 
 // 9.7.14.5.14 mma: D (16x8, FP32) += A (16x16) * B (16x8). sm_80.
-__device__ inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+__device__ inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                        uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
+      "%9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-__device__ inline void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+__device__ inline void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The same with A (16x8) and B (8x8) in TF32: FP32 bit patterns, of which the hardware reads the upper 19
-// bits, so round first with cvt_rna_tf32. sm_80.
-__device__ inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+// The same with A (16x8) and B (8x8) in TF32: FP32 bit patterns, of which the hardware reads the
+// upper 19 bits, so round first with cvt_rna_tf32. sm_80.
+__device__ inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                        uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
+      "%9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

@@ -1,5 +1,5 @@
-// Which output tile a CTA works on: one linear index over (K split, batch, tile), decoded so that CTAs
-// that run together share operand rows and columns in L2.
+// Which output tile a CTA works on: one linear index over (K split, batch, tile), decoded so that
+// CTAs that run together share operand rows and columns in L2.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace tgemm {
 
-// Where one batch entry starts in each matrix, in elements. Plain data, so that it can live in shared memory.
+// Where one batch entry starts in each matrix, in elements. Plain data, so that it can live in
+// shared memory.
 struct BatchOffsets {
   int64_t a, b, out, bias, residual, preact;
 };
@@ -39,14 +40,15 @@ struct Tile {
   BatchOffsets offset;
 };
 
-// Hands out CTA tiles. The grid is one-dimensional (y and z are limited to 65535) and capped, so a kernel
-// loops: for (int64_t i = blockIdx.x; i < scheduler.count(); i += gridDim.x) { ... scheduler.tile(i) ... }
-// Decoding takes several divisions, so one thread does it and shares the tile.
+// Hands out CTA tiles. The grid is one-dimensional (y and z are limited to 65535) and capped, so a
+// kernel loops: for (int64_t i = blockIdx.x; i < scheduler.count(); i += gridDim.x) { ...
+// scheduler.tile(i) ... } Decoding takes several divisions, so one thread does it and shares the
+// tile.
 template <int kBlockM, int kBlockN>
 class TileScheduler {
  public:
-  // Rows of tiles walked before moving to the next column of tiles. With about a hundred resident CTAs
-  // this makes the footprint of a wave roughly square.
+  // Rows of tiles walked before moving to the next column of tiles. With about a hundred resident
+  // CTAs this makes the footprint of a wave roughly square.
   static constexpr int kGroupM = kBlockN >= 2 * kBlockM ? 16 : 8;
 
   __device__ explicit TileScheduler(const GemmParams& params)

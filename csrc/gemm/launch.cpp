@@ -58,7 +58,8 @@ GemmParams make_params(const Plan& plan, const Problem& problem, const Operands&
   params.split_k = plan.split_k;
   const int64_t block_k = plan.config->block_k;
   const int64_t per_split = (problem.k + plan.split_k - 1) / plan.split_k;
-  params.k_per_split = plan.split_k == 1 ? problem.k : (per_split + block_k - 1) / block_k * block_k;
+  params.k_per_split =
+      plan.split_k == 1 ? problem.k : (per_split + block_k - 1) / block_k * block_k;
   params.workspace_pitch = (problem.n + 3) / 4 * 4;
   params.workspace = static_cast<float*>(operands.workspace);
   return params;

@@ -6,8 +6,8 @@
 namespace tgemm {
 namespace {
 
-// A tensor seen as (batch dimensions..., rows, columns) of the output's logical shape. Rank is not limited
-// here: merging comes first.
+// A tensor seen as (batch dimensions..., rows, columns) of the output's logical shape. Rank is not
+// limited here: merging comes first.
 struct Logical {
   Matrix matrix;
   std::vector<int64_t> batch_stride;
@@ -19,10 +19,13 @@ int address_alignment(uintptr_t address) {
   return alignment;
 }
 
-int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
-// A size-1 dimension may have any stride. Gives it the one that makes the matrix look like an ordinary
-// contiguous one: unit stride along the other dimension, or else along this one; aligned leading stride.
+// A size-1 dimension may have any stride. Gives it the one that makes the matrix look like an
+// ordinary contiguous one: unit stride along the other dimension, or else along this one; aligned
+// leading stride.
 void normalise(Matrix* matrix, int64_t rows, int64_t cols) {
   if (cols <= 1) {
     if (matrix->row_stride == 1 && rows > 1) {
@@ -38,8 +41,8 @@ void normalise(Matrix* matrix, int64_t rows, int64_t cols) {
 
 void transpose(Matrix* matrix) { std::swap(matrix->row_stride, matrix->col_stride); }
 
-// Aligns `view` from the right with out's dimensions. `has_rows` and `has_cols` say whether out's last
-// dimensions are rows and columns (a 1-d operand of matmul removes one of them).
+// Aligns `view` from the right with out's dimensions. `has_rows` and `has_cols` say whether out's
+// last dimensions are rows and columns (a 1-d operand of matmul removes one of them).
 Logical broadcast_to_out(const TensorView& view, std::span<const int64_t> out_sizes, bool has_rows,
                          bool has_cols) {
   std::vector<int64_t> strides(out_sizes.size(), 0);
@@ -65,7 +68,8 @@ Logical broadcast_to_out(const TensorView& view, std::span<const int64_t> out_si
 }
 
 // Strides of an operand's batch dimensions against out's.
-std::vector<int64_t> operand_batch_strides(const TensorView& view, std::span<const int64_t> batch_sizes) {
+std::vector<int64_t> operand_batch_strides(const TensorView& view,
+                                           std::span<const int64_t> batch_sizes) {
   std::vector<int64_t> strides(batch_sizes.size(), 0);
   if (view.sizes.size() <= 2) return strides;
   const size_t own = view.sizes.size() - 2;
@@ -89,8 +93,8 @@ std::string shape_string(std::span<const int64_t> sizes) {
   return text + ")";
 }
 
-bool matmul_shape(std::span<const int64_t> a, std::span<const int64_t> b, std::vector<int64_t>* shape,
-                  std::string* error) {
+bool matmul_shape(std::span<const int64_t> a, std::span<const int64_t> b,
+                  std::vector<int64_t>* shape, std::string* error) {
   const auto fail = [&](const std::string& why) {
     *error = "a is " + shape_string(a) + " and b is " + shape_string(b) + ": " + why;
     return false;
@@ -141,7 +145,10 @@ Lowered lower(const LoweringRequest& request) {
 
   // Order: a, b, out, then whatever the epilogue reads and writes.
   std::vector<Logical> operands(3);
-  operands[0].matrix = {a.dtype, has_rows ? a.strides[a.strides.size() - 2] : 0, a.strides.back(), {},
+  operands[0].matrix = {a.dtype,
+                        has_rows ? a.strides[a.strides.size() - 2] : 0,
+                        a.strides.back(),
+                        {},
                         address_alignment(a.address)};
   operands[0].batch_stride = operand_batch_strides(a, sizes);
   operands[1].matrix = {b.dtype,
@@ -152,7 +159,8 @@ Lowered lower(const LoweringRequest& request) {
   operands[1].batch_stride = operand_batch_strides(b, sizes);
   operands[2] = broadcast_to_out(request.out, request.out.sizes, has_rows, has_cols);
   for (const auto* extra : {&request.bias, &request.residual, &request.preact}) {
-    if (*extra) operands.push_back(broadcast_to_out(**extra, request.out.sizes, has_rows, has_cols));
+    if (*extra)
+      operands.push_back(broadcast_to_out(**extra, request.out.sizes, has_rows, has_cols));
   }
 
   // Drop size-1 batch dimensions, merge neighbours whose strides nest in every operand.
@@ -177,14 +185,14 @@ Lowered lower(const LoweringRequest& request) {
     }
   }
 
-  // Fold the innermost batch dimension into M while b is the same for all of it and the rows of everything
-  // else continue from one matrix to the next.
+  // Fold the innermost batch dimension into M while b is the same for all of it and the rows of
+  // everything else continue from one matrix to the next.
   while (!merged.empty()) {
     bool folds = merged_stride[1].back() == 0;
     for (size_t o = 0; o < operands.size() && folds; ++o) {
       if (o == 1) continue;
-      folds = problem.m == 1 ||
-              merged_stride[o].back() == operands[o].matrix.row_stride * problem.m;
+      folds =
+          problem.m == 1 || merged_stride[o].back() == operands[o].matrix.row_stride * problem.m;
     }
     if (!folds) break;
     for (size_t o = 0; o < operands.size(); ++o) {
@@ -203,7 +211,8 @@ Lowered lower(const LoweringRequest& request) {
   problem.batch_dims = static_cast<int>(merged.size());
   std::copy(merged.begin(), merged.end(), problem.batch_size.begin());
   for (size_t o = 0; o < operands.size(); ++o) {
-    std::copy(merged_stride[o].begin(), merged_stride[o].end(), operands[o].matrix.batch_stride.begin());
+    std::copy(merged_stride[o].begin(), merged_stride[o].end(),
+              operands[o].matrix.batch_stride.begin());
   }
 
   normalise(&operands[0].matrix, problem.m, problem.k);

@@ -1,5 +1,5 @@
-// From N-d tensors with torch.matmul's broadcasting to one GEMM Problem. Torch-free: a tensor is its
-// sizes, strides, dtype and address.
+// From N-d tensors with torch.matmul's broadcasting to one GEMM Problem. Torch-free: a tensor is
+// its sizes, strides, dtype and address.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,12 @@ struct TensorView {
 };
 
 // The operands of out = activation(alpha * (a @ b) + bias) + beta * residual. `a` and `b` follow
-// torch.matmul (1-d operands included). linear() passes weight.T as `b`, i.e. sizes and strides swapped.
+// torch.matmul (1-d operands included). linear() passes weight.T as `b`, i.e. sizes and strides
+// swapped.
 struct LoweringRequest {
   TensorView a;
   TensorView b;
-  TensorView out;  // sizes must be matmul_shape(a, b)
+  TensorView out;                      // sizes must be matmul_shape(a, b)
   std::optional<TensorView> bias;      // broadcast to out's shape, from the right
   std::optional<TensorView> residual;  // broadcast to out's shape
   std::optional<TensorView> preact;    // exactly out's shape
@@ -34,14 +35,15 @@ struct LoweringRequest {
   float beta = 1.0f;
 };
 
-// Shape of torch.matmul(a, b). Returns false and sets `error` ("a is (3, 4) and b is (5, 6): the inner
-// sizes 4 and 5 differ") when the shapes do not multiply.
-bool matmul_shape(std::span<const int64_t> a, std::span<const int64_t> b, std::vector<int64_t>* shape,
-                  std::string* error);
+// Shape of torch.matmul(a, b). Returns false and sets `error` ("a is (3, 4) and b is (5, 6): the
+// inner sizes 4 and 5 differ") when the shapes do not multiply.
+bool matmul_shape(std::span<const int64_t> a, std::span<const int64_t> b,
+                  std::vector<int64_t>* shape, std::string* error);
 
 struct Lowered {
   Problem problem;
-  bool swapped = false;  // out is column-major: computes out.T = b.T @ a.T, so exchange the pointers of a and b
+  bool swapped = false;  // out is column-major: computes out.T = b.T @ a.T, so exchange the
+                         // pointers of a and b
   std::string error;     // non-empty: this cannot be expressed; one sentence
 };
 

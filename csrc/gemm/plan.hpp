@@ -1,4 +1,5 @@
-// How a Problem is computed: the kernel, its configuration and split-K, and how that choice was made.
+// How a Problem is computed: the kernel, its configuration and split-K, and how that choice was
+// made.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +25,8 @@ struct Device {
   int max_shared_memory_per_block = 0;  // opt-in limit, bytes
   int max_shared_memory_per_sm = 0;     // bytes
   int64_t l2_bytes = 0;
-  double clock_ghz = 0.0;             // boost clock of the SMs
-  double memory_bytes_per_us = 0.0;   // read bandwidth
+  double clock_ghz = 0.0;            // boost clock of the SMs
+  double memory_bytes_per_us = 0.0;  // read bandwidth
 };
 
 // One way to run a kernel family: a CTA tile and how it is pipelined.
@@ -37,8 +38,9 @@ struct TileConfig {
   int threads = 0;
   int stages = 0;
   int shared_memory_bytes = 0;
-  int ctas_per_sm = 1;         // resident CTAs that registers and shared memory allow
-  double mac_per_cycle = 0.0;  // multiply-adds per SM and cycle that the mainloop sustains (measured)
+  int ctas_per_sm = 1;  // resident CTAs that registers and shared memory allow
+  double mac_per_cycle =
+      0.0;  // multiply-adds per SM and cycle that the mainloop sustains (measured)
 };
 
 struct Plan;
@@ -50,8 +52,8 @@ struct KernelEntry {
   bool automatic = true;  // false: runs only when forced by name
   bool splits_k = false;
   std::span<const TileConfig> configs;
-  // Null if this configuration can run the problem on the device, otherwise why not, as the end of a
-  // sentence: "mma_sync cannot run this problem: <reason>".
+  // Null if this configuration can run the problem on the device, otherwise why not, as the end of
+  // a sentence: "mma_sync cannot run this problem: <reason>".
   const char* (*rejects)(const Problem&, const Device&, const TileConfig&);
   // Kernel time without launch overhead, microseconds.
   double (*cost_us)(const Problem&, const Device&, const TileConfig&, int split_k);
@@ -82,10 +84,10 @@ struct Selection {
   std::string error;  // set when there is no plan: one sentence
 };
 
-// Chooses the cheapest plan for `problem` on `device`: enumerate the table, drop what cannot run, score
-// the rest. `force` restricts the choice: "mma_sync", "mma_sync:128x128x64" or
-// "mma_sync:128x128x64,split_k=4"; empty means any automatic kernel. `report`, if given, receives every
-// candidate with its predicted time or the reason it was dropped.
+// Chooses the cheapest plan for `problem` on `device`: enumerate the table, drop what cannot run,
+// score the rest. `force` restricts the choice: "mma_sync", "mma_sync:128x128x64" or
+// "mma_sync:128x128x64,split_k=4"; empty means any automatic kernel. `report`, if given, receives
+// every candidate with its predicted time or the reason it was dropped.
 Selection select(const Problem& problem, const Device& device, std::string_view force = {},
                  std::vector<Candidate>* report = nullptr);
 

@@ -53,17 +53,20 @@ std::string to_string(const Problem& problem) {
       text += std::to_string(problem.batch_size[i]) + (i + 1 < problem.batch_dims ? "x" : " x ");
     }
   }
-  text += std::to_string(problem.m) + "x" + std::to_string(problem.n) + "x" + std::to_string(problem.k);
+  text +=
+      std::to_string(problem.m) + "x" + std::to_string(problem.n) + "x" + std::to_string(problem.k);
   // BLAS letters: n is row-major, t its transpose, s neither (general strides).
   text += ' ';
   text += problem.a_k_major() ? 'n' : problem.a_m_major() ? 't' : 's';
   text += problem.b_n_major() ? 'n' : problem.b_k_major() ? 't' : 's';
   text += std::string(" ") + to_string(problem.a.dtype);
-  if (problem.a.dtype == DType::kFloat32) text += std::string(" (") + to_string(problem.precision) + ")";
+  if (problem.a.dtype == DType::kFloat32)
+    text += std::string(" (") + to_string(problem.precision) + ")";
   text += std::string(" -> ") + to_string(problem.out.dtype);
   const Epilogue& epilogue = problem.epilogue;
   if (epilogue.has_bias) text += ", bias";
-  if (epilogue.activation != Activation::kNone) text += std::string(", ") + to_string(epilogue.activation);
+  if (epilogue.activation != Activation::kNone)
+    text += std::string(", ") + to_string(epilogue.activation);
   if (epilogue.has_residual) text += ", residual";
   if (epilogue.has_preact) text += ", pre-activation";
   return text;

@@ -1,6 +1,6 @@
-// What is to be computed: one (possibly batched) GEMM with its epilogue, described by sizes, strides
-// and dtypes alone. No pointers live here, so that a plan can be made, cached and explained without
-// data. Torch-free.
+// What is to be computed: one (possibly batched) GEMM with its epilogue, described by sizes,
+// strides and dtypes alone. No pointers live here, so that a plan can be made, cached and explained
+// without data. Torch-free.
 #pragma once
 
 #include <array>
@@ -11,8 +11,8 @@ namespace tgemm {
 
 enum class DType : uint8_t { kFloat16, kBFloat16, kFloat32 };
 
-// How FP32 operands are multiplied. FP16/BF16 operands always multiply exactly as they are, with FP32
-// accumulation, and ignore this.
+// How FP32 operands are multiplied. FP16/BF16 operands always multiply exactly as they are, with
+// FP32 accumulation, and ignore this.
 enum class Precision : uint8_t {
   kIeee,    // true FP32 multiply-add
   kTf32,    // operands rounded to TF32 for the Tensor Cores
@@ -29,7 +29,8 @@ const char* to_string(Activation activation);
 
 constexpr int bytes_per_element(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
-// Batch dimensions that cannot be merged into fewer keep their own size and strides, up to this many.
+// Batch dimensions that cannot be merged into fewer keep their own size and strides, up to this
+// many.
 constexpr int kMaxBatchDims = 6;
 using BatchArray = std::array<int64_t, kMaxBatchDims>;
 
@@ -66,11 +67,11 @@ struct Problem {
   int64_t m = 0;
   int64_t n = 0;
   int64_t k = 0;
-  int batch_dims = 0;         // how many entries of batch_size are used, outermost first
-  BatchArray batch_size{};    // sizes of the batch dimensions
-  Matrix a;                   // (m, k)
-  Matrix b;                   // (k, n)
-  Matrix out;                 // (m, n)
+  int batch_dims = 0;       // how many entries of batch_size are used, outermost first
+  BatchArray batch_size{};  // sizes of the batch dimensions
+  Matrix a;                 // (m, k)
+  Matrix b;                 // (k, n)
+  Matrix out;               // (m, n)
   Precision precision = Precision::kIeee;
   Epilogue epilogue;
 

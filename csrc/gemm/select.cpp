@@ -7,8 +7,8 @@
 namespace tgemm {
 namespace {
 
-// Below this much K per split the prologue outweighs the work (elements).
-constexpr int64_t kMinKPerSplit = 256;
+// With less K per split (elements) there is next to no mainloop left.
+constexpr int64_t kMinKPerSplit = 128;
 constexpr int kSplitCandidates[] = {2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128};
 // Partial sums beyond this no longer stay in L2 and cost more than they save (bytes).
 constexpr double kMaxAutomaticWorkspace = 64e6;
@@ -24,8 +24,9 @@ Force parse_force(std::string_view text) {
   Force force;
   const std::string_view original = text;
   const auto fail = [&] {
-    force.error = "force_kernel \"" + std::string(original) +
-                  "\" is not of the form \"kernel\", \"kernel:config\" or \"kernel:config,split_k=N\"";
+    force.error =
+        "force_kernel \"" + std::string(original) +
+        "\" is not of the form \"kernel\", \"kernel:config\" or \"kernel:config,split_k=N\"";
     return force;
   };
   if (const size_t comma = text.find(','); comma != std::string_view::npos) {
@@ -90,9 +91,9 @@ Selection select(const Problem& problem, const Device& device, std::string_view 
     }
   }
 
-  const KernelEntry* named = nullptr;   // the forced row, if its name exists
+  const KernelEntry* named = nullptr;  // the forced row, if its name exists
   bool config_exists = false;
-  const char* last_reason = nullptr;    // why a forced or the last automatic candidate was dropped
+  const char* last_reason = nullptr;  // why a forced or the last automatic candidate was dropped
   std::optional<Plan> best;
 
   for (const KernelEntry& entry : kernel_table()) {
@@ -122,8 +123,8 @@ Selection select(const Problem& problem, const Device& device, std::string_view 
       consider(1);
       if (!entry.splits_k) continue;
       // Splitting helps only while the tiles leave SMs idle.
-      const int64_t tiles = ceil_div(problem.m, config.block_m) * ceil_div(problem.n, config.block_n) *
-                            problem.batch_count();
+      const int64_t tiles = ceil_div(problem.m, config.block_m) *
+                            ceil_div(problem.n, config.block_n) * problem.batch_count();
       const int64_t slots = int64_t{device.sm_count} * config.ctas_per_sm;
       for (int split_k : kSplitCandidates) {
         if (tiles * split_k > slots || problem.k < split_k * kMinKPerSplit) break;
@@ -149,7 +150,8 @@ Selection select(const Problem& problem, const Device& device, std::string_view 
       separator = ", ";
     }
   } else if (!force.kernel.empty()) {
-    selection.error = std::string(force_text) + " cannot run " + to_string(problem) + ": " + last_reason;
+    selection.error =
+        std::string(force_text) + " cannot run " + to_string(problem) + ": " + last_reason;
   } else {
     selection.error = "no kernel can run " + to_string(problem) + " on " + device.name + ": " +
                       (last_reason ? last_reason : "none is built");

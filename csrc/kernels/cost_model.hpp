@@ -12,19 +12,22 @@ namespace tgemm {
 
 // From the start of a grid to its first loads (microseconds).
 constexpr double kStartUs = 2.0;
-// What a wave of CTAs pays before and after its mainloop, where nothing multiplies: filling the pipeline, and
-// the epilogue of a tile, in proportion to its size (microseconds; per 128x256 outputs).
+// What a wave of CTAs pays before and after its mainloop, where nothing multiplies: filling the
+// pipeline, and the epilogue of a tile, in proportion to its size (microseconds; per 128x256
+// outputs).
 constexpr double kPrologueUs = 1.5;
 constexpr double kEpilogueUs = 4.0;
 // The second kernel of split-K, without its traffic (microseconds).
 constexpr double kReduceUs = 2.5;
 // Partial sums stay in L2 mostly, which is this much faster than memory.
 constexpr double kL2Speedup = 1.5;
+// From a request to its data, of which a pipeline has one per free stage under way (microseconds).
+constexpr double kLoadLatencyUs = 1.2;
 // Warps that it takes to keep an SM's multipliers busy.
 constexpr double kWarpsToSaturate = 4.0;
 
-// Kernel time of a GEMM in CTA tiles of `config`, microseconds. `slowdown` scales the mainloop's rate for
-// operand types that multiply slower than the rate was measured with.
+// Kernel time of a GEMM in CTA tiles of `config`, microseconds. `slowdown` scales the mainloop's
+// rate for operand types that multiply slower than the rate was measured with.
 inline double tile_cost_us(const Problem& problem, const Device& device, const TileConfig& config,
                            int split_k, double slowdown) {
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
@@ -32,8 +35,8 @@ inline double tile_cost_us(const Problem& problem, const Device& device, const T
   const int64_t tiles = ceil_div(problem.m, config.block_m) * ceil_div(problem.n, config.block_n) *
                         problem.batch_count() * split_k;
 
-  // The busiest SM decides; the CTAs resident on it share its multipliers and hide each other's prologue and
-  // epilogue.
+  // The busiest SM decides; the CTAs resident on it share its multipliers and hide each other's
+  // prologue and epilogue.
   const int64_t per_sm = ceil_div(tiles, std::max(1, device.sm_count));
   const int64_t resident = std::min<int64_t>(per_sm, config.ctas_per_sm);
   const double warps = static_cast<double>(resident) * config.threads / 32.0;
@@ -41,9 +44,12 @@ inline double tile_cost_us(const Problem& problem, const Device& device, const T
   const double k_per_cta =
       static_cast<double>(ceil_div(ceil_div(problem.k, split_k), config.block_k) * config.block_k);
   const double area = static_cast<double>(config.block_m) * config.block_n;
-  const double mainloop_us =
+  const double multiply_us =
       static_cast<double>(per_sm) * area * k_per_cta * slowdown / (rate * device.clock_ghz * 1e3);
   const double waves = static_cast<double>(ceil_div(per_sm, config.ctas_per_sm));
+  const double latency_us =
+      waves * k_per_cta / config.block_k * kLoadLatencyUs / std::max(1, config.stages - 1);
+  const double mainloop_us = std::max(multiply_us, latency_us);
   const double edges_us = waves * (kPrologueUs + kEpilogueUs * area / (128.0 * 256.0));
 
   const Epilogue& epilogue = problem.epilogue;

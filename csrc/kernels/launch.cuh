@@ -12,8 +12,8 @@
 
 namespace tgemm {
 
-// Shared memory beyond the default 48 KB has to be asked for, once per kernel and device. The call is legal
-// during stream capture, and repeating it from two threads is harmless.
+// Shared memory beyond the default 48 KB has to be asked for, once per kernel and device. The call
+// is legal during stream capture, and repeating it from two threads is harmless.
 template <auto kKernel>
 cudaError_t allow_shared_memory(int bytes) {
   static std::atomic<uint64_t> done{0};  // bit per device
@@ -28,8 +28,8 @@ cudaError_t allow_shared_memory(int bytes) {
   return error;
 }
 
-// Enqueues `ctas` CTAs (kernels loop over tiles, so the grid may be capped). Returns an empty string, or
-// what went wrong.
+// Enqueues `ctas` CTAs (kernels loop over tiles, so the grid may be capped). Returns an empty
+// string, or what went wrong.
 template <auto kKernel>
 std::string launch_kernel(int64_t ctas, int threads, int shared_bytes, const GemmParams& params,
                           cudaStream_t stream) {

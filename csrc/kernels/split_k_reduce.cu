@@ -1,7 +1,6 @@
-#include "kernels/split_k_reduce.hpp"
-
 #include "device/epilogue.cuh"
 #include "kernels/launch.cuh"
+#include "kernels/split_k_reduce.hpp"
 
 namespace tgemm {
 namespace {
@@ -10,7 +9,8 @@ constexpr int kThreads = 256;
 
 // One thread per kVec adjacent outputs.
 template <int kVec>
-__global__ void __launch_bounds__(kThreads) split_k_reduce_kernel(const __grid_constant__ GemmParams params) {
+__global__ void __launch_bounds__(kThreads)
+    split_k_reduce_kernel(const __grid_constant__ GemmParams params) {
   const int64_t per_row = params.workspace_pitch / kVec;
   const int64_t count = params.batch_count * params.m * per_row;
   const int64_t split_stride = params.batch_count * params.m * params.workspace_pitch;

@@ -1,5 +1,5 @@
-// The second half of every split-K GEMM: adds the FP32 partial sums in the order of the splits, so that the
-// same inputs give the same bits, and applies the epilogue.
+// The second half of every split-K GEMM: adds the FP32 partial sums in the order of the splits, so
+// that the same inputs give the same bits, and applies the epilogue.
 #pragma once
 
 #include <string>

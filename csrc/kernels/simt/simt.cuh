@@ -197,7 +197,8 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
     using Mainloop = Mainloop<Cta, kCopyA, kCopyB>;
     const ThreadTile<Cta> thread(threadIdx.x);
     const TileScheduler<Cta::kBlockM, Cta::kBlockN> scheduler(params);
-    // In shared memory, so that what the epilogue needs does not sit in registers through the mainloop.
+    // In shared memory, so that what the epilogue needs does not sit in registers through the
+    // mainloop.
     __shared__ Tile tile;
 #pragma unroll 1
     for (int64_t index = blockIdx.x; index < scheduler.count(); index += gridDim.x) {
@@ -214,9 +215,11 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
         return OperandView{base, matrix.dtype,           stride_mn, stride_k, mn_size,
                            mn,   tile.k_begin - padding, padding};
       };
-      Mainloop mainloop{{view(params.a, tile.offset.a, params.a.row_stride, params.a.col_stride, params.m, tile.m),
+      Mainloop mainloop{{view(params.a, tile.offset.a, params.a.row_stride, params.a.col_stride,
+                              params.m, tile.m),
                          static_cast<int>(threadIdx.x)},
-                        {view(params.b, tile.offset.b, params.b.col_stride, params.b.row_stride, params.n, tile.n),
+                        {view(params.b, tile.offset.b, params.b.col_stride, params.b.row_stride,
+                              params.n, tile.n),
                          static_cast<int>(threadIdx.x)},
                         simt_shared};
       float acc[Cta::kThreadM][Cta::kThreadN] = {};

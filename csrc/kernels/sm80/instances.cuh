@@ -15,7 +15,8 @@ template <class Cta, Math kMath, bool kAKMajor, bool kBKMajor>
 std::string launch_one_async(const GemmParams& params, cudaStream_t stream) {
   if constexpr (exists<Cta>(kMath, kAKMajor)) {
     return launch_kernel<mma_sync_kernel<Cta, kMath, kAKMajor, kBKMajor>>(
-        tile_count(params, Cta::kBlockM, Cta::kBlockN), Cta::kThreads, Cta::kSharedBytes, params, stream);
+        tile_count(params, Cta::kBlockM, Cta::kBlockN), Cta::kThreads, Cta::kSharedBytes, params,
+        stream);
   } else {
     return "mma_sync: this tile is not built for these operands";  // rejected before
   }
@@ -24,7 +25,8 @@ std::string launch_one_async(const GemmParams& params, cudaStream_t stream) {
 template <class Cta, Math kMath, class Source>
 std::string launch_one_staged(const GemmParams& params, cudaStream_t stream) {
   return launch_kernel<mma_sync_staged_kernel<Cta, kMath, Source>>(
-      tile_count(params, Cta::kBlockM, Cta::kBlockN), Cta::kThreads, Cta::kSharedBytes, params, stream);
+      tile_count(params, Cta::kBlockM, Cta::kBlockN), Cta::kThreads, Cta::kSharedBytes, params,
+      stream);
 }
 
 template <Math kMath>

@@ -1,5 +1,5 @@
-// Global to shared memory for mma.sync tiles: cp.async where the operand is 16-byte aligned, and through
-// registers, element by element where need be, for everything else.
+// Global to shared memory for mma.sync tiles: cp.async where the operand is 16-byte aligned, and
+// through registers, element by element where need be, for everything else.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,12 +14,12 @@
 
 namespace tgemm::sm80 {
 
-// cp.async of an operand with unit stride along one dimension, everything else in whole 16-byte chunks. Each
-// thread owns one chunk column and every kRowsPerPass-th row of the tile.
+// cp.async of an operand with unit stride along one dimension, everything else in whole 16-byte
+// chunks. Each thread owns one chunk column and every kRowsPerPass-th row of the tile.
 //
-// What lies outside the matrix along M or N only feeds outputs that nobody stores, so it is read from the
-// nearest place inside instead. K beyond the end must be zeros: the partial k-tile comes first, so that the
-// mainloop requests whole ones alone and needs no sizes.
+// What lies outside the matrix along M or N only feeds outputs that nobody stores, so it is read
+// from the nearest place inside instead. K beyond the end must be zeros: the partial k-tile comes
+// first, so that the mainloop requests whole ones alone and needs no sizes.
 template <class Tile, bool kKMajor, int kKBytes, int kElementBytes, int kThreads>
 class AsyncLoader {
  public:
@@ -28,8 +28,8 @@ class AsyncLoader {
   static_assert(kThreads % Tile::kChunksPerRow == 0 && Tile::kRows % kRowsPerPass == 0);
   static_assert(kRowsPerPass % Tile::kSwizzlePeriod == 0, "one shared offset serves all passes");
 
-  // `base`: first element of this batch entry; `mn`: first row (column) of the tile, of `extent` in all.
-  // The contiguous extent is a multiple of a chunk and a tile's rows span less than 2^31 bytes
+  // `base`: first element of this batch entry; `mn`: first row (column) of the tile, of `extent` in
+  // all. The contiguous extent is a multiple of a chunk and a tile's rows span less than 2^31 bytes
   // (loads_async() in mma_sync.cpp).
   __device__ AsyncLoader(const void* base, int64_t mn_stride, int64_t k_stride, int64_t mn,
                          int64_t extent, int64_t k_begin, int thread) {
@@ -58,7 +58,8 @@ class AsyncLoader {
     const int row = thread / Tile::kChunksPerRow;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const bool inside = kKMajor ? chunk * kChunkBytes < k * kElementBytes : row + pass * kRowsPerPass < k;
+      const bool inside =
+          kKMajor ? chunk * kChunkBytes < k * kElementBytes : row + pass * kRowsPerPass < k;
       ptx::cp_async_16_zfill(shared(tile, pass), source(pass), inside ? kChunkBytes : 0);
     }
     global_ += kKMajor ? k * kElementBytes : k * row_pitch_;
@@ -68,7 +69,8 @@ class AsyncLoader {
   __device__ void copy(uint32_t tile, int begin, int end, bool wanted) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      if (pass >= begin && pass < end) ptx::cp_async_16_if(wanted, shared(tile, pass), source(pass));
+      if (pass >= begin && pass < end)
+        ptx::cp_async_16_if(wanted, shared(tile, pass), source(pass));
     }
   }
 
@@ -89,9 +91,9 @@ class AsyncLoader {
   int shared_offset_;
 };
 
-// Any strides, any alignment, and conversion of FP32 to the Tensor Core type. Always fills a K-major shared
-// tile. fetch() reads a k-tile into registers while the previous one is multiplied; store() converts and
-// writes it.
+// Any strides, any alignment, and conversion of FP32 to the Tensor Core type. Always fills a
+// K-major shared tile. fetch() reads a k-tile into registers while the previous one is multiplied;
+// store() converts and writes it.
 template <class Tile, Math kMath, class Source, int kKBytes, int kThreads>
 class StagedLoader {
  public:
@@ -110,8 +112,8 @@ class StagedLoader {
         k_left_(k_end - k_begin),
         thread_(thread) {
     // Widest load that every chunk start allows.
-    const uint64_t bits = reinterpret_cast<uint64_t>(global_) |
-                          (static_cast<uint64_t>(mn_stride) * sizeof(Source));
+    const uint64_t bits =
+        reinterpret_cast<uint64_t>(global_) | (static_cast<uint64_t>(mn_stride) * sizeof(Source));
     width_ = k_stride != 1 ? 0 : bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 0;
   }
 
@@ -121,7 +123,8 @@ class StagedLoader {
       const auto [row, chunk] = position(i);
       const int k = chunk * kElements;
       const Source* from = global_ + row * mn_stride_ + k * k_stride_;
-      const int valid = row < rows_ ? static_cast<int>(max(int64_t{0}, min(k_left_ - k, int64_t{kElements}))) : 0;
+      const int valid =
+          row < rows_ ? static_cast<int>(max(int64_t{0}, min(k_left_ - k, int64_t{kElements}))) : 0;
       if (valid == kElements && width_ == 16) {
         load<uint4>(raw_[i], from);
       } else if (valid == kElements && width_ == 8) {
@@ -160,8 +163,8 @@ class StagedLoader {
     int chunk;
   };
 
-  // Neighbouring threads take neighbouring elements of global memory: along K when K is contiguous, else
-  // along M or N.
+  // Neighbouring threads take neighbouring elements of global memory: along K when K is contiguous,
+  // else along M or N.
   __device__ Position position(int i) const {
     const int index = thread_ + i * kThreads;
     if (k_stride_ == 1) return {index / Tile::kChunksPerRow, index % Tile::kChunksPerRow};

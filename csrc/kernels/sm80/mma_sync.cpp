@@ -24,12 +24,12 @@ constexpr size_t kConfigs = kAsyncTiles + std::tuple_size_v<StagedTiles>;
 // K is counted in 16-bit elements; a stage holds half as many of TF32.
 template <class Cta>
 constexpr TileConfig config_of(std::string_view name, double mac_per_cycle) {
-  return {name,          Cta::kBlockM,      Cta::kBlockN,   Cta::kKBytes / 2, Cta::kThreads,
-          Cta::kStages,  Cta::kSharedBytes, Cta::kCtasPerSm, mac_per_cycle};
+  return {name,         Cta::kBlockM,      Cta::kBlockN,    Cta::kKBytes / 2, Cta::kThreads,
+          Cta::kStages, Cta::kSharedBytes, Cta::kCtasPerSm, mac_per_cycle};
 }
 
-// The rates are FP16 multiply-adds per SM and cycle of the boost clock, measured on an H200 under its power limit
-// (benchmarks/NOTES.md).
+// The rates are FP16 multiply-adds per SM and cycle of the boost clock, measured on an H200 under
+// its power limit (benchmarks/NOTES.md).
 constexpr std::array<TileConfig, kConfigs> kConfigTable = {
     config_of<std::tuple_element_t<0, AsyncTiles>>("128x256", 1020.0),
     config_of<std::tuple_element_t<1, AsyncTiles>>("128x128", 965.0),
@@ -38,7 +38,9 @@ constexpr std::array<TileConfig, kConfigs> kConfigTable = {
     config_of<std::tuple_element_t<1, StagedTiles>>("64x64_staged", 250.0),
 };
 
-size_t index_of(const TileConfig& config) { return static_cast<size_t>(&config - kConfigTable.data()); }
+size_t index_of(const TileConfig& config) {
+  return static_cast<size_t>(&config - kConfigTable.data());
+}
 bool staged(const TileConfig& config) { return index_of(config) >= kAsyncTiles; }
 
 Math math_of(const Problem& problem) {
@@ -49,9 +51,11 @@ Math math_of(const Problem& problem) {
   return Math::kTf32;
 }
 
-// cp.async moves 16 bytes: one unit stride, along which the matrix is a whole number of 16-byte chunks, and
-// everything else a multiple of 16 bytes; a tile's rows within 2^31 bytes of each other.
-bool loads_async(const Matrix& matrix, int64_t contiguous_extent, int64_t leading_stride, int batch_dims) {
+// cp.async moves 16 bytes: one unit stride, along which the matrix is a whole number of 16-byte
+// chunks, and everything else a multiple of 16 bytes; a tile's rows within 2^31 bytes of each
+// other.
+bool loads_async(const Matrix& matrix, int64_t contiguous_extent, int64_t leading_stride,
+                 int batch_dims) {
   const int64_t per_chunk = 16 / bytes_per_element(matrix.dtype);
   constexpr int64_t kMaxLeadingStride = int64_t{1} << 20;
   if (contiguous_extent % per_chunk != 0 || leading_stride % per_chunk != 0) return false;
@@ -105,7 +109,8 @@ const char* rejects(const Problem& problem, const Device& device, const TileConf
   return nullptr;
 }
 
-double cost_us(const Problem& problem, const Device& device, const TileConfig& config, int split_k) {
+double cost_us(const Problem& problem, const Device& device, const TileConfig& config,
+               int split_k) {
   // TF32 runs at half the rate of FP16.
   const double slowdown = math_of(problem) == Math::kTf32 ? 2.0 : 1.0;
   return tile_cost_us(problem, device, config, split_k, slowdown);

@@ -1,6 +1,7 @@
-// GEMM on mma.sync (sm_80 and later): warps multiply swizzled shared-memory tiles that a multi-stage cp.async
-// pipeline fills, fragments double-buffered in registers. The design follows what NVIDIA describes for
-// Ampere GEMMs ("Developing CUDA kernels to push Tensor Cores to the absolute limit on A100", GTC 2020).
+// GEMM on mma.sync (sm_80 and later): warps multiply swizzled shared-memory tiles that a
+// multi-stage cp.async pipeline fills, fragments double-buffered in registers. The design follows
+// what NVIDIA describes for Ampere GEMMs ("Developing CUDA kernels to push Tensor Cores to the
+// absolute limit on A100", GTC 2020).
 #pragma once
 
 #include <cstdint>
@@ -54,7 +55,7 @@ class WarpMma {
 #pragma unroll
       for (int jj = 0; jj < 2 * kFragmentsN; ++jj) {
         const int j = i % 2 == 0 ? jj : 2 * kFragmentsN - 1 - jj;
-        const uint32_t(&b)[4] = b_[step % 2][j / 2];
+        const uint32_t (&b)[4] = b_[step % 2][j / 2];
         mma<kMath>(accumulators_[i][j], a_[step % 2][i], b[j % 2 * 2], b[j % 2 * 2 + 1]);
       }
     }
@@ -62,13 +63,14 @@ class WarpMma {
 
   // Moves the accumulators to this warp's slab of `shared`.
   __device__ void stage(float* shared, int warp) {
-    float* corner = shared + warp * Cta::kStagedFloatsPerWarp + lane_ / 4 * Cta::kStagedPitch + lane_ % 4 * 2;
+    float* corner =
+        shared + warp * Cta::kStagedFloatsPerWarp + lane_ / 4 * Cta::kStagedPitch + lane_ % 4 * 2;
 #pragma unroll
     for (int i = 0; i < kFragmentsM; ++i) {
 #pragma unroll
       for (int j = 0; j < 2 * kFragmentsN; ++j) {
         float* at = corner + i * 16 * Cta::kStagedPitch + j * 8;
-        const float(&d)[4] = accumulators_[i][j];
+        const float (&d)[4] = accumulators_[i][j];
         *reinterpret_cast<float2*>(at) = make_float2(d[0], d[1]);
         *reinterpret_cast<float2*>(at + 8 * Cta::kStagedPitch) = make_float2(d[2], d[3]);
       }
@@ -77,9 +79,11 @@ class WarpMma {
   }
 
   // Writes the staged slab out through the epilogue.
-  __device__ void store(const GemmParams& params, const Tile& tile, const float* shared, int warp) const {
+  __device__ void store(const GemmParams& params, const Tile& tile, const float* shared,
+                        int warp) const {
     store_tile<Cta::kWarpM, Cta::kWarpN, Cta::kStagedPitch, 32>(
-        params, tile, tile.m + warp_m_, tile.n + warp_n_, shared + warp * Cta::kStagedFloatsPerWarp, lane_);
+        params, tile, tile.m + warp_m_, tile.n + warp_n_, shared + warp * Cta::kStagedFloatsPerWarp,
+        lane_);
   }
 
  private:
@@ -105,7 +109,8 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
   using Mma = WarpMma<Cta, TileA, TileB, kAKMajor, kBKMajor, kMath>;
   constexpr int kSteps = Mma::kSteps;
 
-  // In shared memory, so that what the epilogue needs does not sit in registers through the mainloop.
+  // In shared memory, so that what the epilogue needs does not sit in registers through the
+  // mainloop.
   __shared__ Tile tile;
   extern __shared__ __align__(128) unsigned char shared[];  // stages of (A tile, B tile)
   const uint32_t stages = ptx::shared_address(shared);
@@ -120,9 +125,11 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
     const int64_t k_length = tile.k_end - tile.k_begin;
     const int k_tiles = static_cast<int>((k_length + kTileK - 1) / kTileK);
     LoaderA load_a(static_cast<const char*>(params.a.pointer) + tile.offset.a * kBytes,
-                   params.a.row_stride, params.a.col_stride, tile.m, params.m, tile.k_begin, thread);
+                   params.a.row_stride, params.a.col_stride, tile.m, params.m, tile.k_begin,
+                   thread);
     LoaderB load_b(static_cast<const char*>(params.b.pointer) + tile.offset.b * kBytes,
-                   params.b.col_stride, params.b.row_stride, tile.n, params.n, tile.k_begin, thread);
+                   params.b.col_stride, params.b.row_stride, tile.n, params.n, tile.k_begin,
+                   thread);
 
     uint32_t filling = stages;
     uint32_t reading = stages;
@@ -132,7 +139,8 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
     };
     // Requests share `part` of `parts` of a k-tile, if there is one.
     const auto request = [&](int part, int parts, bool wanted) {
-      load_a.copy(filling, LoaderA::kPasses * part / parts, LoaderA::kPasses * (part + 1) / parts, wanted);
+      load_a.copy(filling, LoaderA::kPasses * part / parts, LoaderA::kPasses * (part + 1) / parts,
+                  wanted);
       load_b.copy(filling + TileA::kBytes, LoaderB::kPasses * part / parts,
                   LoaderB::kPasses * (part + 1) / parts, wanted);
       if (part < parts - 1) return;
@@ -162,8 +170,9 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         if (step == kSteps - 1) {
-          // The next stage has landed for this thread; the barrier makes that true for all, and lets the
-          // stage just read be filled again. (After the last k-tile stale data is read, and not used.)
+          // The next stage has landed for this thread; the barrier makes that true for all, and
+          // lets the stage just read be filled again. (After the last k-tile stale data is read,
+          // and not used.)
           ptx::cp_async_wait_group<Cta::kStages - 2>();
           __syncthreads();
           reading = next(reading);
@@ -197,7 +206,8 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
   using Mma = WarpMma<Cta, TileA, TileB, true, true, kMath>;
   static_assert(Cta::kStages == 2);
 
-  // In shared memory, so that what the epilogue needs does not sit in registers through the mainloop.
+  // In shared memory, so that what the epilogue needs does not sit in registers through the
+  // mainloop.
   __shared__ Tile tile;
   extern __shared__ __align__(128) unsigned char shared[];  // two stages of (A tile, B tile)
   const uint32_t stages = ptx::shared_address(shared);
@@ -209,10 +219,12 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
   for (int64_t index = blockIdx.x; index < scheduler.count(); index += gridDim.x) {
     if (thread == 0) tile = scheduler.tile(index);
     __syncthreads();
-    LoaderA load_a(static_cast<const Source*>(params.a.pointer) + tile.offset.a, params.a.row_stride,
-                   params.a.col_stride, tile.m, params.m, tile.k_begin, tile.k_end, thread);
-    LoaderB load_b(static_cast<const Source*>(params.b.pointer) + tile.offset.b, params.b.col_stride,
-                   params.b.row_stride, tile.n, params.n, tile.k_begin, tile.k_end, thread);
+    LoaderA load_a(static_cast<const Source*>(params.a.pointer) + tile.offset.a,
+                   params.a.row_stride, params.a.col_stride, tile.m, params.m, tile.k_begin,
+                   tile.k_end, thread);
+    LoaderB load_b(static_cast<const Source*>(params.b.pointer) + tile.offset.b,
+                   params.b.col_stride, params.b.row_stride, tile.n, params.n, tile.k_begin,
+                   tile.k_end, thread);
     const int64_t k_tiles = (tile.k_end - tile.k_begin + kTileK - 1) / kTileK;
 
     warp_mma.clear();
