@@ -48,14 +48,15 @@ class WarpMma {
     for (int j = 0; j < kFragmentsN; ++j) reader_b_.read(b_[step % 2][j], tile_b, j, step);
   }
 
-  // Back and forth along N, so that neighbouring instructions share a fragment.
+  // Back and forth along M, so that neighbouring instructions share a fragment. Sharing B's rather
+  // than A's costs less power, and power is what limits large problems (benchmarks/NOTES.md).
   __device__ void multiply(int step) {
 #pragma unroll
-    for (int i = 0; i < kFragmentsM; ++i) {
+    for (int j = 0; j < 2 * kFragmentsN; ++j) {
+      const uint32_t (&b)[4] = b_[step % 2][j / 2];
 #pragma unroll
-      for (int jj = 0; jj < 2 * kFragmentsN; ++jj) {
-        const int j = i % 2 == 0 ? jj : 2 * kFragmentsN - 1 - jj;
-        const uint32_t (&b)[4] = b_[step % 2][j / 2];
+      for (int ii = 0; ii < kFragmentsM; ++ii) {
+        const int i = j % 2 == 0 ? ii : kFragmentsM - 1 - ii;
         mma<kMath>(accumulators_[i][j], a_[step % 2][i], b[j % 2 * 2], b[j % 2 * 2 + 1]);
       }
     }
