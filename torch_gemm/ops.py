@@ -4,6 +4,7 @@ that is returned, and TypeError and ValueError where Python code expects them.
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import torch
@@ -160,6 +161,8 @@ def addmm(
     if not (isinstance(input, Tensor) and isinstance(mat1, Tensor) and isinstance(mat2, Tensor)):
         _raise_for_operands("addmm", input=input, mat1=mat1, mat2=mat2)
     options = _options("addmm", mat1, out_dtype, precision, force_kernel)
+    if not (isinstance(beta, (float, int)) and isinstance(alpha, (float, int))):
+        _check_factors(beta=beta, alpha=alpha)
     options["beta"], options["alpha"] = beta, alpha
     if out is None:
         return _call(_addmm, (input, mat1, mat2), options)
@@ -240,6 +243,13 @@ def _options(
 def _check_out(op: str, out: object) -> None:
     if not isinstance(out, Tensor):
         raise TypeError(f"tgemm.{op}: out must be a Tensor, and is a {type(out).__name__}")
+
+
+def _check_factors(**factors: object) -> None:
+    """Refuses what torch cannot convert to a float, in place of its message of six lines."""
+    for name, factor in factors.items():
+        if not isinstance(factor, (Real, torch.SymInt, torch.SymFloat, Tensor)):
+            raise TypeError(f"tgemm.addmm: {name} must be a number, and is a {type(factor).__name__}")
 
 
 def _raise_for_operands(op: str, **operands: object) -> None:

@@ -170,9 +170,10 @@ class _Slot(NamedTuple):
 
 def _slots(model: torch.nn.Module) -> Iterator[_Slot]:
     seen = set()
-    for name, module in list(model.named_modules(remove_duplicate=False)):
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, module in modules.items():
         prefix, _, key = name.rpartition(".")
-        parent = model.get_submodule(prefix)
+        parent = modules[prefix]
         # A place inside a shared block is listed once, although it has several names.
         if name and (id(parent), key) not in seen:
             seen.add((id(parent), key))

@@ -19,7 +19,7 @@ using AsyncTiles = std::tuple<                 //
     CtaTile<64, 64, 16, 8, 8, 1, 2, 3, 4>>;
 // Few rows, or few columns: bound by reading the other operand. The small one may have any strides.
 using FewRowsTile = CtaTile<16, 128, 16, 4, 8, 1, 2, 3, 4>;
-using FewColumnsTile = CtaTile<128, 16, 16, 8, 4, 2, 1, 3, 4>;
+using FewColumnsTile = CtaTile<128, 16, 8, 8, 4, 2, 1, 4, 4>;
 // Any strides and dtypes, and devices without cp.async: through registers.
 using StagedTiles = std::tuple<             //
     CtaTile<128, 64, 8, 8, 8, 2, 2, 2, 2>,  //
