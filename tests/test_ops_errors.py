@@ -465,6 +465,17 @@ def test_wrappers_raise_python_errors():
     raises(
         TypeError, "tgemm.addmm: mat2 must be a Tensor, and is a float", torch_gemm.addmm, b, a, 2.0
     )
+    for factor, kind in (("alpha", "str"), ("beta", "NoneType"), ("alpha", "complex")):
+        value = {"str": "1", "NoneType": None, "complex": 1j}[kind]
+        raises(
+            TypeError,
+            f"tgemm.addmm: {factor} must be a number, and is a {kind}",
+            torch_gemm.addmm,
+            torch.ones(2, 4),
+            a,
+            b,
+            **{factor: value},
+        )
     raises(
         TypeError,
         "tgemm.matmul: out must be a Tensor, and is a tuple",

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import torch_gemm
+from torch_gemm import _library
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -31,3 +34,14 @@ def test_make_targets_exist(document: str) -> None:
 def test_links_lead_somewhere(document: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)", (ROOT / document).read_text()):
         assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def test_named_configurations_exist() -> None:
+    if _library.cuda_missing is not None:
+        pytest.skip(_library.cuda_missing)
+    known = {f"{row['name']}:{c['name']}" for row in torch_gemm.kernels() for c in row["configs"]}
+    documented = [torch_gemm.stats, torch_gemm.matmul, torch_gemm.linear, torch_gemm.addmm]
+    text = README + "".join(function.__doc__ or "" for function in documented)
+    named = set(re.findall(r"(?:mma_sync|simt):\w+", text))
+    assert named
+    assert named <= known, named - known

@@ -324,6 +324,18 @@ def test_dynamically_quantised_layers_are_skipped():
     assert reason.startswith("quantised layer")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_scripted_models_are_left_alone():
+    model = torch.jit.script(nn.Sequential(nn.Linear(4, 4)))
+    x = torch.randn(2, 4)
+    expected = model(x)
+    report = torch_gemm.replace(model)
+    assert report.replaced == ()
+    assert reasons(report)["0"].startswith("layer of another type (torch.jit.")
+    assert torch_gemm.restore(model) == ()
+    assert torch.equal(model(x), expected)
+
+
 def test_overridden_forward_is_skipped():
     model = nn.Sequential(nn.Linear(4, 4))
     model[0].forward = lambda x: x
@@ -396,6 +408,8 @@ def test_a_linear_layer_is_no_model():
             torch_gemm.replace(layer)
     with pytest.raises(TypeError, match=r"expects a torch.nn.Module, and got a dict"):
         torch_gemm.replace({})
+    with pytest.raises(TypeError, match=r"expects a torch.nn.Module, and got a NoneType"):
+        torch_gemm.restore(None)
 
 
 def test_failing_filter_changes_nothing():

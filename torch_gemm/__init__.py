@@ -54,7 +54,7 @@ def stats() -> dict[str, dict[str, int]]:
     """How often each kernel ran on CUDA in this process, and what went to ATen instead.
 
     Returns:
-        {"kernels": {"mma_sync:128x256x64": 12, ...}, "fallbacks": {"matmul: float64": 1, ...}}. Both are
+        {"kernels": {"mma_sync:128x256": 12, ...}, "fallbacks": {"matmul: float64": 1, ...}}. Both are
         empty where the CUDA library is not loaded: on the CPU every op is computed by ATen.
     """
     if _library.cuda_missing is not None:

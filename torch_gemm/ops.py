@@ -48,7 +48,7 @@ def matmul(
             "3xtf32" (FP32-accurate on Tensor Cores), "bf16", "fp16" (operands rounded, accumulated in
             FP32). None: "tf32" where torch's own flags allow it for CUDA matmuls, otherwise "ieee".
         force_kernel: the kernel to run instead of the one that would be chosen, e.g. "simt",
-            "mma_sync:128x128x64" or "mma_sync:128x128x64,split_k=4" (see `kernels()`).
+            "mma_sync:128x128" or "mma_sync:128x128,split_k=4" (see `kernels()`).
 
     Returns:
         The product, contiguous, in the shape of `torch.matmul`. With K = 0 it is zeros.
@@ -249,7 +249,9 @@ def _check_factors(**factors: object) -> None:
     """Refuses what torch cannot convert to a float, in place of its message of six lines."""
     for name, factor in factors.items():
         if not isinstance(factor, (Real, torch.SymInt, torch.SymFloat, Tensor)):
-            raise TypeError(f"tgemm.addmm: {name} must be a number, and is a {type(factor).__name__}")
+            raise TypeError(
+                f"tgemm.addmm: {name} must be a number, and is a {type(factor).__name__}"
+            )
 
 
 def _raise_for_operands(op: str, **operands: object) -> None:

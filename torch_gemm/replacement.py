@@ -140,7 +140,12 @@ def restore(model: torch.nn.Module) -> tuple[str, ...]:
 
     Returns:
         The names of the layers that were turned back.
+
+    Raises:
+        TypeError: if `model` is not a module.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"restore expects a torch.nn.Module, and got a {type(model).__name__}")
     twins: dict[int, torch.nn.Module] = {}
     names = []
     for slot in list(_slots(model)):

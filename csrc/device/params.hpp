@@ -26,7 +26,7 @@ struct GemmParams {
   MatrixParams bias, residual, preact;  // null pointer: absent
   float alpha, beta;
   Activation activation;
-  // True when out, residual and preact can be accessed four columns at a time, aligned.
+  // True when out, bias, residual and preact can be accessed four columns at a time, aligned.
   bool vector_epilogue;
   // Split-K: slice s of split_k covers k in [s * k_per_split, min(k, (s + 1) * k_per_split)) and
   // stores its FP32 partial sums to workspace[s][batch][m][workspace_pitch]; split_k_reduce adds
@@ -37,7 +37,6 @@ struct GemmParams {
   float* workspace;
 };
 
-// `block_k`: k_per_split is a multiple of it.
 GemmParams make_params(const Plan& plan, const Problem& problem, const Operands& operands);
 
 }  // namespace tgemm

@@ -19,24 +19,13 @@ int address_alignment(uintptr_t address) {
   return alignment;
 }
 
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 // A size-1 dimension may have any stride. Gives it the one that makes the matrix look like an
-// ordinary contiguous one: unit stride along the other dimension, or else along this one; aligned
-// leading stride.
+// ordinary contiguous one: unit stride along the other dimension, or else along this one; an
+// aligned leading stride, and a small one, since no second row exists to be far away.
 void normalise(Matrix* matrix, int64_t rows, int64_t cols) {
-  if (cols <= 1) {
-    if (matrix->row_stride == 1 && rows > 1) {
-      matrix->col_stride = round_up(rows, 16);
-    } else {
-      matrix->col_stride = 1;
-    }
-  }
-  if (rows <= 1) {
-    matrix->row_stride = matrix->col_stride == 1 ? round_up(std::max<int64_t>(cols, 1), 16) : 1;
-  }
+  constexpr int64_t kAlignedStride = 16;
+  if (cols <= 1) matrix->col_stride = matrix->row_stride == 1 && rows > 1 ? kAlignedStride : 1;
+  if (rows <= 1) matrix->row_stride = matrix->col_stride == 1 ? kAlignedStride : 1;
 }
 
 void transpose(Matrix* matrix) { std::swap(matrix->row_stride, matrix->col_stride); }

@@ -31,7 +31,7 @@ struct Device {
 
 // One way to run a kernel family: a CTA tile and how it is pipelined.
 struct TileConfig {
-  std::string_view name;  // "128x256x64"
+  std::string_view name;  // "128x256"
   int block_m = 0;
   int block_n = 0;
   int block_k = 0;
@@ -72,7 +72,7 @@ struct Plan {
   double predicted_us = 0.0;
 };
 
-std::string to_string(const Plan& plan);  // "mma_sync:128x256x64,split_k=2"
+std::string to_string(const Plan& plan);  // "mma_sync:128x256,split_k=2"
 
 struct Candidate {
   Plan plan;           // kernel and config always set
@@ -85,8 +85,8 @@ struct Selection {
 };
 
 // Chooses the cheapest plan for `problem` on `device`: enumerate the table, drop what cannot run,
-// score the rest. `force` restricts the choice: "mma_sync", "mma_sync:128x128x64" or
-// "mma_sync:128x128x64,split_k=4"; empty means any automatic kernel. `report`, if given, receives
+// score the rest. `force` restricts the choice: "mma_sync", "mma_sync:128x128" or
+// "mma_sync:128x128,split_k=4"; empty means any automatic kernel. `report`, if given, receives
 // every candidate with its predicted time or the reason it was dropped.
 Selection select(const Problem& problem, const Device& device, std::string_view force = {},
                  std::vector<Candidate>* report = nullptr);

@@ -36,6 +36,7 @@ std::string launch_kernel(int64_t ctas, int threads, int shared_bytes, const Gem
   cudaError_t error = allow_shared_memory<kKernel>(shared_bytes);
   if (error == cudaSuccess) {
     const unsigned grid = static_cast<unsigned>(std::min<int64_t>(ctas, INT32_MAX));
+    static_cast<void>(cudaGetLastError());  // an earlier call's, not to be blamed on this launch
     kKernel<<<grid, threads, shared_bytes, stream>>>(params);
     error = cudaGetLastError();
   }

@@ -120,6 +120,9 @@ void inspect(const Request& request, Argument& argument) {
   if (!argument) return;
   const AtenTensorHandle handle = argument.tensor.get();
   const char* action = "read what a tensor is";
+  bool defined = false;
+  check_torch(aoti_torch_is_defined(handle, &defined), action);
+  check(defined, request.name, ": ", argument.name, " is None; a tensor was expected");
   int32_t layout = 0;
   check_torch(aoti_torch_get_layout(handle, &layout), action);
   check(layout == kStrided, request.name, ": ", argument.name, " has layout ", layout_name(layout),
@@ -358,6 +361,8 @@ DType kernel_dtype(int32_t torch_dtype) {
 Checked check_request(Request& request) {
   Checked checked;
   checked.activation = parse_activation(request);
+  check(!request.force_kernel.present() || !request.force_kernel.view().empty(), request.name,
+        ": force_kernel is empty; name a kernel, or pass None");
   checked.precision = parse_precision(request);
   for (Argument* argument :
        {&request.a, &request.b, &request.bias, &request.residual, &request.out}) {

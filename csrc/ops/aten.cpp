@@ -30,6 +30,12 @@ Tensor add(const Tensor& x, const Tensor& y) {
   return Tensor(sum);
 }
 
+// alpha and beta as the kernels take them: in FP32, unless the operands are of a type that none
+// multiplies.
+double scalar(double value, const Checked& checked) {
+  return checked.compute == Compute::kGemm ? static_cast<float>(value) : value;
+}
+
 Tensor scale(const Tensor& tensor, double factor, const Argument& like) {
   if (factor == 1.0) return tensor.share();
   int32_t dtype = tensor.dtype();
@@ -79,7 +85,8 @@ Tensor multiply(const Request& request, const Checked& checked, int32_t compute_
     const Tensor bias = request.bias ? convert(request.bias.tensor, compute_dtype) : Tensor();
     return DispatcherCall("aten::linear").add(a).add(b).add_optional(bias).call();
   }
-  return scale(DispatcherCall("aten::matmul").add(a).add(b).call(), request.alpha, request.a);
+  return scale(DispatcherCall("aten::matmul").add(a).add(b).call(), scalar(request.alpha, checked),
+               request.a);
 }
 
 }  // namespace
@@ -90,9 +97,10 @@ void compute_with_aten(const Request& request, const Checked& checked, Results& 
   Tensor value = multiply(request, checked, compute_dtype);
   if (request.preact) results.preact = contiguous(convert(value, checked.out_dtype));
   value = activate(value, checked.activation);
-  if (request.residual && request.beta != 0.0) {
+  const double beta = scalar(request.beta, checked);
+  if (request.residual && beta != 0.0) {
     const Tensor residual = convert(request.residual.tensor, compute_dtype);
-    value = add(value, scale(residual, request.beta, request.a));
+    value = add(value, scale(residual, beta, request.a));
   }
   if (request.out) {
     check_torch(aoti_torch_copy_(request.out.tensor.get(), value.get(), 0), "copy into out");

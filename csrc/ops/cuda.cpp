@@ -107,7 +107,9 @@ LoweringRequest lowering_of(const Request& request, const Checked& checked,
   }
   if (request.bias) lowering.bias = view_of(request.bias);
   // With beta = 0 the residual is never read.
-  if (request.residual && request.beta != 0.0) lowering.residual = view_of(request.residual);
+  if (request.residual && static_cast<float>(request.beta) != 0.0f) {
+    lowering.residual = view_of(request.residual);
+  }
   lowering.precision = checked.precision;
   lowering.activation = checked.activation;
   lowering.alpha = static_cast<float>(request.alpha);

@@ -26,8 +26,9 @@ __device__ inline void cp_async_4_if(uint32_t shared, const void* global, bool e
       : "memory");
 }
 
-// 16 bytes to shared memory past L1 if `enabled`, else nothing. Both addresses 16-byte aligned.
-__device__ inline void cp_async_16_if(uint32_t shared, const void* global, bool enabled) {
+// 16 bytes to shared memory past L1 if `enabled`, else nothing; L2 fetches 128. Both addresses
+// 16-byte aligned.
+__device__ inline void cp_async_16_prefetch_if(uint32_t shared, const void* global, bool enabled) {
   asm volatile(
       "{\n"
       ".reg .pred enabled;\n"

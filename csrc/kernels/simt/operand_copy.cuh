@@ -170,7 +170,7 @@ class OperandCopy<Copy::kMnMajorVec4, kBlockMn, kBlockK, kThreads> {
       const bool valid = k_ + index * kKPerPass >= 0;
       ptx::cp_async_16_zfill(shared, valid ? pointer_ : base_, valid ? 16 : 0);
     } else {
-      ptx::cp_async_16_if(shared, pointer_, enabled);
+      ptx::cp_async_16_prefetch_if(shared, pointer_, enabled);
     }
     pointer_ += pass_stride_;
   }
