@@ -68,7 +68,12 @@ class Config:
         return f"{self.kernel}:{self.name}"
 
     def force(self, split_k: int) -> str:
-        return f"{self}" if split_k == 1 else f"{self},split_k={split_k}"
+        """Forces this configuration and split; without a split, selection would be free to choose one."""
+        return f"{self},split_k={split_k}"
+
+    def plan(self, split_k: int) -> str:
+        """What that is called in torch_gemm.stats()."""
+        return f"{self}" if split_k == 1 else self.force(split_k)
 
     @property
     def staged(self) -> bool:

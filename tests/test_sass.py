@@ -100,6 +100,8 @@ def _read_architecture(architecture: str) -> list[Kernel]:
     for line in _output(*dump, "-sass", str(LIBRARY)).splitlines():
         if match := _INSTRUCTION.match(line):
             assert kernel is not None, line
+            if "@!PT" in line:  # never executed: ptxas pads copies that follow reads with such ones
+                continue
             address = int(match[1], 16)
             kernel.instructions.append((address, match[2]))
             if match[2].startswith("BRA") and (target := _TARGET.search(match[3])):
@@ -219,7 +221,7 @@ def test_mma_sync_multiplies_in_the_type_it_is_named_for(kernels: list[Kernel]) 
 
 
 def test_simt_is_what_it_says(kernels: list[Kernel]) -> None:
-    """FP32 multiply-adds, the operands read from shared memory 128 bits at a time."""
+    """FP32 multiply-adds, each main loop fed by 128-bit reads of shared memory alone."""
 
     def complaints() -> Iterator[str]:
         for kernel in _named(kernels, "simt"):
@@ -231,8 +233,7 @@ def test_simt_is_what_it_says(kernels: list[Kernel]) -> None:
             wide_reads = kernel.in_main_loop(r"LDS\.(?:\w+\.)*128")
             if not reads or multiplies < 4 * reads:
                 yield f"{kernel}: {multiplies} FFMA for {reads} reads of shared memory in the main loop"
-            # The copies read a few scalars that describe the tile; operands are never read narrowly.
-            if wide_reads < 0.75 * reads:
+            if wide_reads != reads:
                 yield f"{kernel}: {wide_reads} of {reads} LDS in the main loop are 128 bits wide"
 
     _report(complaints())

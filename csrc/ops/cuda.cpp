@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -393,6 +394,8 @@ void boxed_kernels(StableIValue* stack, uint64_t, uint64_t) { stack[0] = boxed(k
 
 void boxed_device(StableIValue* stack, uint64_t, uint64_t) {
   const auto index = torch::stable::detail::to<int64_t>(stack[0]);
+  check(index >= 0 && index <= std::numeric_limits<int>::max(), "tgemm: no CUDA device has index ",
+        index);
   stack[0] = boxed(device_json(static_cast<int>(index)));
 }
 

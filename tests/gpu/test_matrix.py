@@ -77,7 +77,7 @@ def test_matrix(config: Config, mode: str, ledger: Ledger):
         if config.runs(case):
             ledger.check(case)
     ledger.verify()
-    assert set(launches()) == {config.force(split_k) for split_k in splits}
+    assert set(launches()) == {config.plan(split_k) for split_k in splits}
 
 
 @pytest.mark.parametrize(("config", "mode"), CONFIG_MODES)
