@@ -212,6 +212,14 @@ def test_stats_and_policy_without_a_gpu():
 
 
 @needs_cuda_library
+@pytest.mark.parametrize("index", [-1, 2**31, 10**12])
+def test_a_device_index_that_cannot_be(index):
+    with pytest.raises(RuntimeError) as caught:
+        torch.ops.tgemm._device(index)
+    assert str(caught.value) == f"tgemm: no CUDA device has index {index}"
+
+
+@needs_cuda_library
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_first_cuda_call_without_a_gpu_says_so():
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
