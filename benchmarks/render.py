@@ -1,10 +1,10 @@
-"""Fills the tables in README.md from benchmarks/results/.
+"""Fills the tables in README.md from benchmarks/results/, and draws the picture of the ladder.
 
-What stands between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->`` is generated from
-``results/NAME.json``.
+What stands between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->`` is generated: as BLOCKS[NAME] says,
+otherwise as a table of side-by-side times from ``results/NAME.json``.
 
-    python -m benchmarks.render           writes README.md
-    python -m benchmarks.render --check   fails if README.md is not what it would write
+    python -m benchmarks.render           writes README.md and docs/ladder.svg
+    python -m benchmarks.render --check   fails if they are not what it would write
 """
 
 from __future__ import annotations
@@ -13,16 +13,22 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch_gemm._digest import source_digest
+from torch_gemm.console import CommandError
+from torch_gemm.ladder.picture import draw, drawn_digest, result_digest
+from torch_gemm.ladder.tables import EMULATED, share_of_peak, times_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).with_name("results")
 BLOCK = re.compile(r"<!-- begin: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end: (?P=name) -->", re.S)
 NOT_MEASURED = "Not measured yet.\n"
+
+Result = dict[str, Any]
 
 
 def render(text: str, results: Path = RESULTS) -> str:
@@ -34,7 +40,7 @@ def render(text: str, results: Path = RESULTS) -> str:
     filled = BLOCK.sub(
         lambda block: (
             f"<!-- begin: {block['name']} -->\n"
-            f"{block_of(results / (block['name'] + '.json'))}"
+            f"{block_of(block['name'], results)}"
             f"<!-- end: {block['name']} -->"
         ),
         text,
@@ -44,11 +50,45 @@ def render(text: str, results: Path = RESULTS) -> str:
     return filled
 
 
-def block_of(path: Path) -> str:
-    """The Markdown of one result, or a sentence where there is none yet."""
-    if not path.is_file():
-        return NOT_MEASURED
-    result = json.loads(path.read_text())
+def block_of(name: str, results: Path = RESULTS) -> str:
+    """The Markdown of one block, or a sentence where its first result does not exist yet."""
+    kind = kind_of(name)
+    first, *others = [load(source, results) for source in kind.sources]
+    return kind.markdown(first, *others) if first else NOT_MEASURED
+
+
+def load(source: str, results: Path) -> Result | None:
+    """A stored result by its name, or None where there is none."""
+    path = results / f"{source}.json"
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def stale(text: str, results: Path = RESULTS) -> list[str]:
+    """The results shown in a document that were measured on other sources than csrc/ has now."""
+    digest = source_digest()
+    names = [source for block in BLOCK.finditer(text) for source in kind_of(block["name"]).sources]
+    found = {name: load(name, results) for name in names}
+    return [
+        name
+        for name, result in found.items()
+        if result and result["stamp"]["csrc_digest"] != digest
+    ]
+
+
+def source_of(result: Result) -> str:
+    """Where the numbers of a result come from."""
+    stamp = result["stamp"]
+    return (
+        f"{stamp['card']}, driver {stamp['driver']}, torch {stamp['torch']}, {stamp['date']}: CUDA "
+        f"graphs over random inputs beyond L2, replayed in turn, medians of {result['rounds']} rounds."
+    )
+
+
+# --- Results of benchmarks.side_by_side
+
+
+def side_by_side(result: Result) -> str:
+    """A table of shapes and where it comes from."""
     return f"{table_of(result['rows'])}\n{caption_of(result)}\n"
 
 
@@ -67,51 +107,186 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def caption_of(result: dict[str, Any]) -> str:
+def caption_of(result: Result) -> str:
     """Where the numbers come from, and how far the method is to be trusted."""
-    stamp, rows = result["stamp"], result["rows"]
-    spread = max(abs(row["control_ratio"] - 1) for row in rows)
-    return (
-        f"{stamp['card']}, driver {stamp['driver']}, torch {stamp['torch']}, {stamp['date']}: CUDA "
-        f"graphs over random inputs beyond L2, replayed in turn, medians of {result['rounds']} rounds. "
-        f"torch beside itself differed by up to {spread:.1%}."
-    )
-
-
-def stale(text: str, results: Path = RESULTS) -> list[str]:
-    """The names of the blocks whose results were measured on other sources than csrc/ has now."""
-    digest = source_digest()
-    names = [block["name"] for block in BLOCK.finditer(text)]
-    paths = {name: results / f"{name}.json" for name in names}
-    return [
-        name
-        for name, path in paths.items()
-        if path.is_file() and json.loads(path.read_text())["stamp"]["csrc_digest"] != digest
-    ]
+    spread = max(abs(row["control_ratio"] - 1) for row in result["rows"])
+    return f"{source_of(result)} torch beside itself differed by up to {spread:.1%}."
 
 
 def _time(contender: dict[str, Any]) -> str:
     return f"{contender['us']:.1f} us, {contender['tflops']:.0f} TFLOP/s"
 
 
+# --- Results of `python -m torch_gemm ladder`
+
+# From the document.
+PICTURE = Path("docs/ladder.svg")
+
+
+def ladder(nn: Result, nt: Result | None, fp32: Result | None) -> str:
+    """The picture, and a table for each result that exists."""
+    parts = [f"![TFLOP/s of every rung]({PICTURE})\n", ladder_table(nn), ladder_caption(nn)]
+    if nt:
+        parts += [f"{_problem(nt)}, B as `nn.Linear` has it:\n", ladder_table(nt)]
+    if fp32:
+        parts += [
+            f"{_problem(fp32)}. On Tensor Cores these rungs round FP32 operands to FP16. Errors: largest "
+            "and RMS deviation from the FP64 product, as shares of the product's RMS.\n",
+            accuracy_table(fp32),
+        ]
+    return "\n".join(parts)
+
+
+def ladder_table(result: Result) -> str:
+    """One line for each rung, each twin, and cuBLAS."""
+    lines = [
+        "| kernel | idea | us | TFLOP/s | over naive | over the rung before | of peak |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {_name(row)} | {row['idea']} | {row['us']:.1f} | {row['tflops']:.1f} "
+        f"| {times_of(row['over_naive'])} | {times_of(row['over_refined'])} | {share_of_peak(row)} |"
+        for row in result["rows"]
+        if "us" in row
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def ladder_caption(result: Result) -> str:
+    """Where the numbers come from, how to read them, and what does not run on that card."""
+    measured = [row for row in result["rows"] if "us" in row]
+    sentences = [
+        f"{_problem(result)}, both operands row-major. {source_of(result)}",
+        f"torch beside itself differed by {abs(result['control_ratio'] - 1):.1%}.",
+        "A twin, indented, is the rung above with its idea off. Peaks are at boost clock.",
+    ]
+    told = [row for row in measured if row.get("a100_over_naive") and row["name"] != "naive"]
+    if told:
+        ratios = [f"`{row['name']}` {times_of(row['a100_over_naive'])}" for row in told]
+        sentences.append(
+            f"Write-ups of these steps on an A100 have, over naive, {', '.join(ratios)}."
+        )
+    if any(row.get("emulated") for row in measured):
+        sentences.append(EMULATED)
+    sentences += [
+        f"`{row['name']}` did not run: {row['refused'].rstrip('.')}."
+        for row in result["rows"]
+        if "refused" in row
+    ]
+    return " ".join(sentences) + "\n"
+
+
+def accuracy_table(result: Result) -> str:
+    """How far each way to multiply FP32 operands is from FP64."""
+    lines = [
+        "| kernel | multiplies | TFLOP/s | largest error | RMS error |",
+        "|---|---|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {_name(row)} | {_multiplies(row)} | {row['tflops']:.1f} "
+        f"| {row['largest_error']:.1e} | {row['rms_error']:.1e} |"
+        for row in result["rows"]
+        if "us" in row
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _name(row: dict[str, Any]) -> str:
+    if row.get("twin_of"):
+        return f"&nbsp;&nbsp;`{row['name'].partition(':')[2]}`"
+    return f"`{row['name']}`" if "refines" in row else row["name"]
+
+
+def _multiplies(row: dict[str, Any]) -> str:
+    if row.get("precision") == "fp16":
+        return "FP16"
+    return "TF32" if row["unit"] == "tf32" else "FP32"
+
+
+def _problem(result: Result) -> str:
+    size = result["size"]
+    return f"{size} x {size} x {size}, {result['dtype']}"
+
+
+def picture_is_current(document: Path, results: Path = RESULTS) -> bool:
+    """Whether the picture beside a document shows the stored result, or there is none to show."""
+    result = load(BLOCKS["ladder"].sources[0], results)
+    if result is None or "<!-- begin: ladder -->" not in document.read_text():
+        return True
+    picture = document.parent / PICTURE
+    return picture.is_file() and drawn_digest(picture.read_bytes()) == result_digest(result)
+
+
+def write_picture(document: Path, results: Path = RESULTS) -> None:
+    """Draws the stored result beside a document.
+
+    Raises:
+        CommandError: matplotlib is not installed.
+    """
+    picture = document.parent / PICTURE
+    content = draw(load(BLOCKS["ladder"].sources[0], results), PICTURE.suffix[1:])
+    picture.parent.mkdir(exist_ok=True)
+    picture.write_bytes(content)
+
+
+# --- Kinds of blocks
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a block shows: the names of its results, and what makes Markdown of them.
+
+    `markdown` gets one argument for each source, None where it does not exist; the first always does.
+    """
+
+    sources: tuple[str, ...]
+    markdown: Callable[..., str]
+
+
+BLOCKS = {"ladder": Kind(("ladder_nn_fp16", "ladder_nt_fp16", "ladder_nn_fp32"), ladder)}
+
+
+def kind_of(name: str) -> Kind:
+    """What the block of this name shows."""
+    return BLOCKS.get(name, Kind((name,), side_by_side))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit status: 1 if the document is not up to date."""
+    """The command line.
+
+    Returns:
+        The exit status: 1 if the document or its picture is not up to date and `--check` forbids to
+        change that, 2 if matplotlib is missing.
+    """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing, fail if it would")
     parser.add_argument("--document", type=Path, default=ROOT / "README.md")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parsed = parser.parse_args(arguments)
-    text = parsed.document.read_text()
-    rendered = render(text, parsed.results)
-    for name in stale(text, parsed.results):
+    document, results = parsed.document, parsed.results
+    text = document.read_text()
+    rendered = render(text, results)
+    for name in stale(text, results):
         print(f"{name}: measured before the last change of csrc/", file=sys.stderr)
-    if rendered == text:
-        return 0
+
+    outdated = {
+        document: rendered != text,
+        document.parent / PICTURE: not picture_is_current(document, results),
+    }
     if parsed.check:
-        print(f"{parsed.document.name} is not up to date: python -m benchmarks.render")
-        return 1
-    parsed.document.write_text(rendered)
-    print(f"written: {parsed.document}")
+        for path in filter(outdated.get, outdated):
+            print(f"{path.name} is not up to date: python -m benchmarks.render")
+        return int(any(outdated.values()))
+    try:
+        if outdated[document.parent / PICTURE]:
+            write_picture(document, results)
+    except CommandError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if outdated[document]:
+        document.write_text(rendered)
+    for path in filter(outdated.get, outdated):
+        print(f"written: {path}")
     return 0
 
 

@@ -1,9 +1,4 @@
-"""Times contenders side by side: CUDA graphs over rotated inputs, in turn, in rotating order.
-
-Every contender does the same work on the same random inputs. Its calls on several input sets, together
-larger than the L2 cache twice over, are captured in one CUDA graph. The graphs are replayed in turn, in
-an order that rotates from round to round, so that clocks and temperature favour nobody; the medians of
-all rounds are compared. torch runs twice: how far its two medians differ is the error of the method.
+"""Times torch and tgemm side by side; how is said in torch_gemm/measure.py.
 
     python -m benchmarks.side_by_side --suite foundation
     python -m benchmarks.side_by_side --sweep mma_sync --shapes 4096x4096x4096,512x4096x4096 --dtype fp16
@@ -16,12 +11,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +23,19 @@ from torch import Tensor
 
 import torch_gemm
 from benchmarks.shapes import DTYPES, SUITES, Shape, parse_shape
-from torch_gemm._digest import build_record, source_digest
-from torch_gemm.info import driver_version
+from torch_gemm.measure import (
+    ROUNDS,
+    CpuRunner,
+    CudaRunner,
+    Runner,
+    input_sets,
+    result_text,
+    stamp,
+    tf32_allowed,
+    time_in_turn,
+)
 
 RESULTS = Path(__file__).with_name("results")
-ROUNDS = 9
-MAX_SETS = 512  # problems below 240 KB stay in L2 all the same
-# One turn of a contender: long enough for the power limit to set in, and for the event timer.
-TURN_MS = 10.0
 STORAGE = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
@@ -73,79 +71,14 @@ def contenders_of(shape: Shape, forced: Sequence[str]) -> dict[str, Contender]:
 
 def make_inputs(shape: Shape, device: str, l2_bytes: int) -> list[Inputs]:
     """Enough sets of random inputs that one pass over all of them leaves nothing useful in L2."""
-    sets = min(MAX_SETS, max(2, -(-2 * l2_bytes // shape.bytes) + 1))
     dtype = STORAGE[shape.dtype]
     return [
         (
             torch.randn(shape.m, shape.k, device=device).to(dtype),
             torch.randn(shape.n, shape.k, device=device).to(dtype),
         )
-        for _ in range(sets)
+        for _ in range(input_sets(shape.bytes, l2_bytes))
     ]
-
-
-class CudaRunner:
-    """Captures and times work on a GPU."""
-
-    device = "cuda"
-
-    def capture(self, work: Callable[[], list[Tensor]]) -> Callable[[], None]:
-        """Records all launches of `work` as one graph; returns what replays it."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            work()  # whatever a contender sets up at its first call is not part of the graph
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            outs = work()
-
-        def replay(outs: list[Tensor] = outs) -> None:  # the outputs live as long as the graph
-            graph.replay()
-
-        return replay
-
-    def milliseconds(self, replay: Callable[[], None], repeats: int) -> float:
-        """Time of one replay, averaged over `repeats` in a row."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repeats):
-            replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / repeats
-
-    def l2_bytes(self) -> int:
-        """What the inputs have to exceed."""
-        return torch.cuda.get_device_properties(0).L2_cache_size
-
-
-class CpuRunner:
-    """The same on the CPU, to try the program where there is no GPU."""
-
-    device = "cpu"
-
-    def capture(self, work: Callable[[], list[Tensor]]) -> Callable[[], None]:
-        """Returns what repeats `work`."""
-
-        def replay() -> None:
-            work()
-
-        return replay
-
-    def milliseconds(self, replay: Callable[[], None], repeats: int) -> float:
-        """Time of one replay, averaged over `repeats` in a row."""
-        start = time.perf_counter()
-        for _ in range(repeats):
-            replay()
-        return (time.perf_counter() - start) * 1e3 / repeats
-
-    def l2_bytes(self) -> int:
-        """Small, to be quick."""
-        return 2**20
-
-
-Runner = CudaRunner | CpuRunner
 
 
 def relative_difference(actual: Tensor, expected: Tensor) -> float:
@@ -154,32 +87,13 @@ def relative_difference(actual: Tensor, expected: Tensor) -> float:
     return (difference / expected.float().abs().max()).item()
 
 
-def time_in_turn(
-    replays: dict[str, Callable[[], None]], runner: Runner, rounds: int
-) -> dict[str, list[float]]:
-    """Milliseconds of each replay in each round."""
-    names = list(replays)
-    repeats = {}
-    for name in names:
-        once = min(runner.milliseconds(replays[name], 1) for _ in range(2))
-        repeats[name] = max(1, round(TURN_MS / max(once, 1e-3)))
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            times[name].append(runner.milliseconds(replays[name], repeats[name]))
-    return times
-
-
 def measure(shape: Shape, contenders: dict[str, Contender], runner: Runner, rounds: int) -> dict:
     """One row of a result: microseconds a call of every contender, and what follows from them.
 
     A forced kernel that cannot run the shape is listed under "refused" with its reason.
     """
     inputs = make_inputs(shape, runner.device, runner.l2_bytes())
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = shape.dtype == "tf32"
-    try:
+    with tf32_allowed(shape.dtype == "tf32"):
         expected = contenders["torch"](*inputs[0])
         replays, differences, refused = {}, {}, {}
         for name, contender in contenders.items():
@@ -194,8 +108,6 @@ def measure(shape: Shape, contenders: dict[str, Contender], runner: Runner, roun
                 lambda run=contender: [run(x, weight) for x, weight in inputs]
             )
         times = time_in_turn(replays, runner, rounds)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
 
     microseconds = {
         name: statistics.median(milliseconds) * 1e3 / len(inputs)
@@ -228,22 +140,6 @@ def plan_of(shape: Shape, inputs: Inputs, runner: Runner) -> str | None:
     x, weight = inputs
     precision = {"fp32": "ieee", "tf32": "tf32"}.get(shape.dtype)
     return json.loads(torch.ops.tgemm._plan(x, weight.t(), precision=precision)).get("plan")
-
-
-def stamp(runner: Runner) -> dict[str, Any]:
-    """Where and from what a result comes."""
-    gpu = runner.device == "cuda"
-    record = build_record()
-    return {
-        "card": torch.cuda.get_device_name() if gpu else f"CPU, {platform.machine()}",
-        "device": json.loads(torch.ops.tgemm._device(0)) if gpu else None,
-        "driver": driver_version() if gpu else None,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        # Of the library that ran, which need not be that of the sources beside it.
-        "csrc_digest": record["csrc_digest"] if record else source_digest(),
-    }
 
 
 def forced_configurations(kernel: str, splits: Sequence[int]) -> list[str]:
@@ -331,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = run_suite(name, shapes, runner, parsed.rounds)
     path = parsed.output or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(result_text(result))
     print(f"written: {path}")
     return 0
 

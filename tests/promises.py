@@ -25,17 +25,26 @@ class Promise:
     modes: tuple[str, ...]
     # Of the operands as the kernel sees them: a column-major out swaps them, see SWAPPED.
     layouts: tuple[str, ...] = LAYOUTS
-    # Operands are copied in aligned pieces of 16 bytes: their sizes along the contiguous dimension, their
-    # leading strides and their addresses are whole numbers of pieces.
+    # Addresses and leading strides of the operands are multiples of 16 bytes.
+    aligned: bool = False
+    # Moreover, so are their sizes along the contiguous dimension.
     whole_chunks: bool = False
 
 
 # By the name of the kernel and its configuration; the first pattern that matches counts.
 PROMISES = {
     "mma_sync:*_staged": Promise(("fp16", "bf16", "fp32/tf32", "fp32/bf16", "fp32/fp16")),
-    "mma_sync:128x256": Promise(("fp16", "bf16"), layouts=("nn", "nt"), whole_chunks=True),
-    "mma_sync:128x128": Promise(("fp16", "bf16", "fp32/tf32"), whole_chunks=True),
-    "mma_sync:*": Promise(("fp16", "bf16"), whole_chunks=True),
+    "mma_sync:128x256": Promise(
+        ("fp16", "bf16"), layouts=("nn", "nt"), aligned=True, whole_chunks=True
+    ),
+    "mma_sync:128x128": Promise(("fp16", "bf16", "fp32/tf32"), aligned=True, whole_chunks=True),
+    "mma_sync:*": Promise(("fp16", "bf16"), aligned=True, whole_chunks=True),
+    "naive:*": Promise(("fp16", "bf16", "fp32")),
+    "tiled*:*": Promise(("fp16", "bf16", "fp32")),
+    "wmma*:*": Promise(("fp16", "bf16", "fp32/bf16", "fp32/fp16")),
+    "volta_mma:*": Promise(("fp16", "fp32/fp16")),
+    "wgmma:*_staged": Promise(("fp16", "bf16", "fp32/bf16", "fp32/fp16")),
+    "wgmma:*": Promise(("fp16", "bf16"), aligned=True),
     "simt:*_staged": Promise(("fp16", "bf16", "fp32")),
     "simt:*": Promise(("fp32",)),
 }
@@ -69,15 +78,11 @@ class Config:
 
     def force(self, split_k: int) -> str:
         """Forces this configuration and split; without a split, selection would be free to choose one."""
-        return f"{self},split_k={split_k}"
+        return f"{self},split_k={split_k}" if self.splits_k else f"{self}"
 
     def plan(self, split_k: int) -> str:
         """What that is called in torch_gemm.stats()."""
         return f"{self}" if split_k == 1 else self.force(split_k)
-
-    @property
-    def staged(self) -> bool:
-        return self.name.endswith("_staged")
 
     @property
     def promise(self) -> Promise:
@@ -99,7 +104,7 @@ class Config:
         return tuple(layout for layout in LAYOUTS if "row" in self.out_layouts(layout))
 
     def alignments(self, mode: str) -> tuple[str, ...]:
-        if not self.promise.whole_chunks:
+        if not self.promise.aligned:
             return tuple(ALIGNMENTS)
         return tuple(
             name

@@ -9,11 +9,12 @@ import torch
 
 from benchmarks import render, shapes, side_by_side
 from benchmarks.shapes import SUITES, Shape, parse_shape
+from torch_gemm import measure
 
 
 @pytest.fixture
 def tiny_suite(monkeypatch):
-    monkeypatch.setattr(side_by_side, "TURN_MS", 0.01)
+    monkeypatch.setattr(measure, "TURN_MS", 0.01)
     suite = (Shape(16, 24, 32, "fp32"), Shape(16, 24, 32, "bf16", ("simt",)))
     monkeypatch.setitem(SUITES, "foundation", suite)
 
@@ -44,7 +45,7 @@ def test_the_order_rotates():
             replay()
             return 100.0
 
-    times = side_by_side.time_in_turn(replays, OneCall(), rounds=4)
+    times = measure.time_in_turn(replays, OneCall(), rounds=4)
     assert "".join(calls[6:]) == "abcbcacababc"
     assert {name: len(values) for name, values in times.items()} == {"a": 4, "b": 4, "c": 4}
 
@@ -66,7 +67,7 @@ def test_suite_on_the_cpu(tiny_suite, tmp_path, capsys):
     assert list(second["refused"]) == ["tgemm simt"]
     assert "torch/tgemm" in capsys.readouterr().out
 
-    block = render.block_of(path)
+    block = render.block_of("foundation", tmp_path)
     assert "| 16 x 24 x 32 | fp32 |" in block
     assert torch.__version__ in block
 
@@ -74,9 +75,7 @@ def test_suite_on_the_cpu(tiny_suite, tmp_path, capsys):
 def test_wrong_results_show(tiny_suite):
     contenders = side_by_side.contenders_of(Shape(16, 24, 32, "fp32"), ())
     contenders["tgemm"] = lambda x, weight: torch.zeros(16, 24)
-    row = side_by_side.measure(
-        Shape(16, 24, 32, "fp32"), contenders, side_by_side.CpuRunner(), rounds=1
-    )
+    row = side_by_side.measure(Shape(16, 24, 32, "fp32"), contenders, measure.CpuRunner(), rounds=1)
     assert row["contenders"]["tgemm"]["largest_relative_difference"] == 1.0
 
 

@@ -1,7 +1,9 @@
-"""What the subcommands of ``python -m torch_gemm`` share: their terminal and their way to fail."""
+"""What the subcommands of ``python -m torch_gemm`` share: terminal, output files, and how they fail."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,3 +33,41 @@ def first_line(error: BaseException) -> str:
     """The beginning of an exception's message, for a sentence that quotes it."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def check_output(path: Path) -> None:
+    """Finds out, before any work is done, whether `write_output` will be able to write a file.
+
+    Raises:
+        CommandError: the folder does not exist or may not be written, or `path` is no regular file.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise CommandError(f"{path} is not a regular file, and cannot be written")
+        probe = _beside(path)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all.
+
+    Raises:
+        CommandError: it cannot be written; what was there before still is.
+    """
+    unfinished = _beside(path)
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path.resolve())
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    """Where a file is written before it takes its place; a rename works within one folder."""
+    path = path.resolve()
+    return path.with_name(f".{path.name}.{os.getpid()}")

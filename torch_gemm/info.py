@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
     if _library.cuda_missing is not None:
         console.print(_library.cuda_missing)
     if not torch.cuda.is_available():
-        console.print(f"No GPU: {_why_no_gpu()}")
+        console.print(f"No GPU: {why_no_gpu()}")
         return
     for index in range(torch.cuda.device_count()):
         console.print(_gpu(index))
@@ -49,6 +49,17 @@ def driver_version() -> str | None:
         return None
     lines = result.stdout.split()
     return lines[0] if lines else None
+
+
+def why_no_gpu() -> str:
+    """Why torch has no GPU to run on: a sentence without its subject."""
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA."
+    try:
+        torch.cuda.init()
+    except Exception as error:  # torch raises RuntimeError or AssertionError with torch's reason
+        return first_line(error)
+    return "torch sees no device."
 
 
 def _table(title: str) -> Table:
@@ -104,13 +115,3 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _why_no_gpu() -> str:
-    if torch.version.cuda is None:
-        return "this torch is built without CUDA."
-    try:
-        torch.cuda.init()
-    except Exception as error:  # torch raises RuntimeError or AssertionError with torch's reason
-        return first_line(error)
-    return "torch sees no device."

@@ -97,6 +97,26 @@ __device__ inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// 9.7.14.5.1 mma: four products D (8x8, FP32) += A (8x4) * B (4x8), one per quad pair. A thread
+// holds four k of one row (column) of a K-major operand, else four rows (columns) at one k.
+// HMMA.884 on sm_70 and sm_75; later cards emulate it with FP32 multiply-adds.
+template <bool kAKMajor, bool kBKMajor>
+__device__ inline void mma_m8n8k4_f16(float (&d)[8], const uint32_t (&a)[2],
+                                      const uint32_t (&b)[2]) {
+#define TGEMM_MMA_M8N8K4(a_layout, b_layout)                                                \
+  asm("mma.sync.aligned.m8n8k4." a_layout "." b_layout                                      \
+      ".f32.f16.f16.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9}, {%10, %11}, "           \
+      "{%0, %1, %2, %3, %4, %5, %6, %7};"                                                   \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), \
+        "+f"(d[7])                                                                          \
+      : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(b[1]))
+  if constexpr (kAKMajor && kBKMajor) TGEMM_MMA_M8N8K4("row", "col");
+  if constexpr (kAKMajor && !kBKMajor) TGEMM_MMA_M8N8K4("row", "row");
+  if constexpr (!kAKMajor && kBKMajor) TGEMM_MMA_M8N8K4("col", "col");
+  if constexpr (!kAKMajor && !kBKMajor) TGEMM_MMA_M8N8K4("col", "row");
+#undef TGEMM_MMA_M8N8K4
+}
+
 // 9.7.9.22 cvt.rna: FP32 to TF32, to nearest, ties away from zero. sm_80.
 __device__ inline uint32_t cvt_rna_tf32(uint32_t fp32_bits) {
   uint32_t tf32;

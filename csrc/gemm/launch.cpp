@@ -68,11 +68,18 @@ GemmParams make_params(const Plan& plan, const Problem& problem, const Operands&
 std::string launch(const Plan& plan, const Problem& problem, const Operands& operands,
                    CUstream_st* stream) {
   if (problem.empty()) return {};
-  std::string error = plan.kernel->launch(plan, problem, operands, stream);
+  std::string error = plan.kernel->launch(plan, problem, operands, {.stream = stream});
   if (error.empty() && plan.split_k > 1) {
     error = launch_split_k_reduce(make_params(plan, problem, operands), stream);
   }
   return error;
+}
+
+std::optional<Resources> resources(const Plan& plan, const Problem& problem) {
+  Resources found;
+  const std::string error = plan.kernel->launch(plan, problem, {}, {.resources = &found});
+  if (!error.empty()) return std::nullopt;
+  return found;
 }
 
 }  // namespace tgemm

@@ -45,6 +45,24 @@ struct TileConfig {
 
 struct Plan;
 
+// What a kernel takes of an SM.
+struct Resources {
+  int registers = 0;  // per thread
+  int threads = 0;
+  int static_shared_bytes = 0;
+  int dynamic_shared_bytes = 0;
+  int local_bytes = 0;  // per thread: spills and stack
+  int ctas_per_sm = 0;
+  double occupancy = 0.0;  // resident warps as a share of those that an SM can hold
+};
+
+// Where a kernel goes: onto a stream, or, where `resources` is set, nowhere: what it would take is
+// written there instead.
+struct LaunchTarget {
+  CUstream_st* stream = nullptr;
+  Resources* resources = nullptr;
+};
+
 // One row of the kernel table. Everything selection, explain and launch need to know of a kernel.
 struct KernelEntry {
   std::string_view name;
@@ -57,8 +75,8 @@ struct KernelEntry {
   const char* (*rejects)(const Problem&, const Device&, const TileConfig&);
   // Kernel time without launch overhead, microseconds.
   double (*cost_us)(const Problem&, const Device&, const TileConfig&, int split_k);
-  // Enqueues the kernel. Returns an empty string, or what went wrong.
-  std::string (*launch)(const Plan&, const Problem&, const Operands&, CUstream_st* stream);
+  // Enqueues the kernel, or describes it. Returns an empty string, or what went wrong.
+  std::string (*launch)(const Plan&, const Problem&, const Operands&, const LaunchTarget& target);
 };
 
 // All kernels, in the order in which they are listed and, at equal cost, preferred.
@@ -94,5 +112,8 @@ Selection select(const Problem& problem, const Device& device, std::string_view 
 // Runs `plan` on the current device. Returns an empty string, or what went wrong.
 std::string launch(const Plan& plan, const Problem& problem, const Operands& operands,
                    CUstream_st* stream);
+
+// What the plan's GEMM kernel takes of an SM of the current device; none if CUDA does not say.
+std::optional<Resources> resources(const Plan& plan, const Problem& problem);
 
 }  // namespace tgemm

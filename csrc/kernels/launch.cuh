@@ -1,4 +1,4 @@
-// Launching a kernel that takes GemmParams.
+// Launching a kernel, or asking what it takes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,16 +28,43 @@ cudaError_t allow_shared_memory(int bytes) {
   return error;
 }
 
-// Enqueues `ctas` CTAs (kernels loop over tiles, so the grid may be capped). Returns an empty
-// string, or what went wrong.
-template <auto kKernel>
-std::string launch_kernel(int64_t ctas, int threads, int shared_bytes, const GemmParams& params,
-                          cudaStream_t stream) {
-  cudaError_t error = allow_shared_memory<kKernel>(shared_bytes);
+template <class... Args>
+cudaError_t describe_kernel(void (*kernel)(Args...), int threads, int shared_bytes,
+                            Resources& resources) {
+  cudaFuncAttributes attributes;
+  int device = 0, sm_threads = 0, ctas = 0;
+  cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
   if (error == cudaSuccess) {
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, threads, shared_bytes);
+  }
+  if (error == cudaSuccess) error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error =
+        cudaDeviceGetAttribute(&sm_threads, cudaDevAttrMaxThreadsPerMultiProcessor, device);
+  }
+  if (error != cudaSuccess) return error;
+  resources = {.registers = attributes.numRegs,
+               .threads = threads,
+               .static_shared_bytes = static_cast<int>(attributes.sharedSizeBytes),
+               .dynamic_shared_bytes = shared_bytes,
+               .local_bytes = static_cast<int>(attributes.localSizeBytes),
+               .ctas_per_sm = ctas,
+               .occupancy = static_cast<double>(ctas) * threads / sm_threads};
+  return cudaSuccess;
+}
+
+// Enqueues `ctas` CTAs (kernels loop over tiles, so the grid may be capped), or describes the
+// kernel. Returns an empty string, or what went wrong.
+template <auto kKernel, class... Args>
+std::string launch_kernel(int64_t ctas, int threads, int shared_bytes, const LaunchTarget& target,
+                          const Args&... args) {
+  cudaError_t error = allow_shared_memory<kKernel>(shared_bytes);
+  if (error == cudaSuccess && target.resources) {
+    error = describe_kernel(kKernel, threads, shared_bytes, *target.resources);
+  } else if (error == cudaSuccess) {
     const unsigned grid = static_cast<unsigned>(std::min<int64_t>(ctas, INT32_MAX));
     static_cast<void>(cudaGetLastError());  // an earlier call's, not to be blamed on this launch
-    kKernel<<<grid, threads, shared_bytes, stream>>>(params);
+    kKernel<<<grid, threads, shared_bytes, target.stream>>>(args...);
     error = cudaGetLastError();
   }
   return error == cudaSuccess ? std::string() : std::string("CUDA: ") + cudaGetErrorString(error);

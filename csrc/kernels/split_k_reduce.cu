@@ -53,8 +53,9 @@ std::string launch_split_k_reduce(const GemmParams& params, CUstream_st* stream)
   const int vec = params.vector_epilogue ? 4 : 1;
   const int64_t count = params.batch_count * params.m * (params.workspace_pitch / vec);
   const int64_t ctas = (count + kThreads - 1) / kThreads;
-  return vec == 4 ? launch_kernel<split_k_reduce_kernel<4>>(ctas, kThreads, 0, params, stream)
-                  : launch_kernel<split_k_reduce_kernel<1>>(ctas, kThreads, 0, params, stream);
+  const LaunchTarget target{.stream = stream};
+  return vec == 4 ? launch_kernel<split_k_reduce_kernel<4>>(ctas, kThreads, 0, target, params)
+                  : launch_kernel<split_k_reduce_kernel<1>>(ctas, kThreads, 0, target, params);
 }
 
 }  // namespace tgemm

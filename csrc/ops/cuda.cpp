@@ -331,8 +331,20 @@ std::string device_json(int index) {
       .str();
 }
 
-// {"problem", "plan", "predicted_us", "workspace_bytes", "copies", "error", "candidates": [{"plan",
-// "predicted_us"} or {"plan", "reason"}]}; members that do not apply are left out.
+Json resources_json(const Resources& resources) {
+  return Json::object()
+      .member("registers", resources.registers)
+      .member("threads", resources.threads)
+      .member("static_shared_bytes", resources.static_shared_bytes)
+      .member("dynamic_shared_bytes", resources.dynamic_shared_bytes)
+      .member("local_bytes", resources.local_bytes)
+      .member("ctas_per_sm", resources.ctas_per_sm)
+      .member("occupancy", resources.occupancy);
+}
+
+// {"problem", "plan", "predicted_us", "workspace_bytes", "resources", "copies", "error",
+// "candidates": [{"plan", "predicted_us"} or {"plan", "reason"}]}; members that do not apply are
+// left out.
 std::string plan_json(Request& request) {
   const Checked checked = check_request(request);
   Json json = Json::object();
@@ -366,6 +378,9 @@ std::string plan_json(Request& request) {
     json.member("plan", to_string(*selection.plan))
         .member("predicted_us", selection.plan->predicted_us)
         .member("workspace_bytes", selection.plan->workspace_bytes);
+    if (const auto taken = resources(*selection.plan, lowered.problem)) {
+      json.member("resources", resources_json(*taken));
+    }
   } else {
     json.member("error", selection.error);
   }

@@ -52,8 +52,10 @@ def runs_of(config: Config) -> list[tuple[Case, bool]]:
         for j, layout in enumerate(layouts):
             case = Case(71, 75, 83, mode, layout, force_kernel=str(config))
             chosen.append((config.fit(case), strided and (i + j) % 2 == 1))
-    split = Case(71, 75, 83, config.modes[0], "nn", force_kernel=config.force(2))
-    return [*chosen, (config.fit(split), False)]
+    if config.splits_k:
+        split = Case(71, 75, 83, config.modes[0], "nn", force_kernel=config.force(2))
+        chosen.append((config.fit(split), False))
+    return chosen
 
 
 def main() -> None:

@@ -413,7 +413,8 @@ for kernel in torch_gemm.kernels():
         if kernel["name"] == "simt" and not config["name"].endswith("_staged"):
             tensors, precision = (x, weight, bias), "ieee"
         calls.append((tensors, precision, force))
-        calls.append((tensors, precision, force + ",split_k=3"))
+        if kernel["splits_k"]:
+            calls.append((tensors, precision, force + ",split_k=3"))
 for tensors, precision, force in calls:
     graph = torch.cuda.CUDAGraph()
     options = dict(activation="gelu", precision=precision, force_kernel=force)

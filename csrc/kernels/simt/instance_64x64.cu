@@ -4,6 +4,6 @@ namespace tgemm::simt {
 
 template std::string launch_async<std::tuple_element_t<1, AsyncTiles>>(Copy, Copy,
                                                                        const GemmParams&,
-                                                                       cudaStream_t);
+                                                                       const LaunchTarget&);
 
 }  // namespace tgemm::simt

@@ -3,13 +3,13 @@
 namespace tgemm::simt {
 
 template <class Cta>
-std::string launch_staged(const GemmParams& params, cudaStream_t stream) {
-  return launch_one<Cta, Copy::kAnyStride, Copy::kAnyStride>(params, stream);
+std::string launch_staged(const GemmParams& params, const LaunchTarget& target) {
+  return launch_one<Cta, Copy::kAnyStride, Copy::kAnyStride>(params, target);
 }
 
 template std::string launch_staged<std::tuple_element_t<0, StagedTiles>>(const GemmParams&,
-                                                                         cudaStream_t);
+                                                                         const LaunchTarget&);
 template std::string launch_staged<std::tuple_element_t<1, StagedTiles>>(const GemmParams&,
-                                                                         cudaStream_t);
+                                                                         const LaunchTarget&);
 
 }  // namespace tgemm::simt

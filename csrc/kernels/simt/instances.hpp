@@ -7,8 +7,6 @@
 #include "device/params.hpp"
 #include "kernels/simt/cta_tile.hpp"
 
-struct CUstream_st;
-
 namespace tgemm::simt {
 
 // FP32 operands with a unit stride, pipelined with cp.async. Two warps per scheduler saturate the
@@ -28,12 +26,12 @@ using StagedTiles = std::tuple<             //
 // One kernel per pair of copies. `a` is never kMnMajorVec4: the 16-byte copies save half a percent
 // of the instructions, and an M-major A (a transposed view) is rarer than an N-major B (x @ w).
 template <class Cta>
-std::string launch_async(Copy a, Copy b, const GemmParams& params, CUstream_st* stream);
+std::string launch_async(Copy a, Copy b, const GemmParams& params, const LaunchTarget& target);
 
-std::string launch_few_rows(Copy b, const GemmParams& params, CUstream_st* stream);
-std::string launch_few_columns(Copy a, const GemmParams& params, CUstream_st* stream);
+std::string launch_few_rows(Copy b, const GemmParams& params, const LaunchTarget& target);
+std::string launch_few_columns(Copy a, const GemmParams& params, const LaunchTarget& target);
 
 template <class Cta>
-std::string launch_staged(const GemmParams& params, CUstream_st* stream);
+std::string launch_staged(const GemmParams& params, const LaunchTarget& target);
 
 }  // namespace tgemm::simt

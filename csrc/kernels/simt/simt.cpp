@@ -39,24 +39,24 @@ constexpr std::array kConfigs = {
 // stride.
 struct Variant {
   bool async_a, async_b;
-  std::string (*launch)(Copy a, Copy b, const GemmParams& params, CUstream_st* stream);
+  std::string (*launch)(Copy a, Copy b, const GemmParams& params, const LaunchTarget& target);
 };
 
 template <size_t kIndex>
-std::string launch_staged(Copy, Copy, const GemmParams& params, CUstream_st* stream) {
-  return simt::launch_staged<StagedTile<kIndex>>(params, stream);
+std::string launch_staged(Copy, Copy, const GemmParams& params, const LaunchTarget& target) {
+  return simt::launch_staged<StagedTile<kIndex>>(params, target);
 }
 
 constexpr std::array<Variant, kConfigs.size()> kVariants = {{
     {true, true, simt::launch_async<AsyncTile<0>>},
     {true, true, simt::launch_async<AsyncTile<1>>},
     {false, true,
-     [](Copy, Copy b, const GemmParams& params, CUstream_st* stream) {
-       return simt::launch_few_rows(b, params, stream);
+     [](Copy, Copy b, const GemmParams& params, const LaunchTarget& target) {
+       return simt::launch_few_rows(b, params, target);
      }},
     {true, false,
-     [](Copy a, Copy, const GemmParams& params, CUstream_st* stream) {
-       return simt::launch_few_columns(a, params, stream);
+     [](Copy a, Copy, const GemmParams& params, const LaunchTarget& target) {
+       return simt::launch_few_columns(a, params, target);
      }},
     {false, false, launch_staged<0>},
     {false, false, launch_staged<1>},
@@ -128,9 +128,9 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
 }
 
 std::string launch_simt(const Plan& plan, const Problem& problem, const Operands& operands,
-                        CUstream_st* stream) {
+                        const LaunchTarget& target) {
   return variant_of(*plan.config)
-      .launch(copy_of_a(problem), copy_of_b(problem), make_params(plan, problem, operands), stream);
+      .launch(copy_of_a(problem), copy_of_b(problem), make_params(plan, problem, operands), target);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 namespace tgemm::sm80 {
 
-template std::string launch_async<Math::kF16>(int, bool, bool, const GemmParams&, cudaStream_t);
+template std::string launch_async<Math::kF16>(int, bool, bool, const GemmParams&,
+                                              const LaunchTarget&);
 
 }  // namespace tgemm::sm80

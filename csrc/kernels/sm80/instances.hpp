@@ -31,10 +31,10 @@ using StagedTiles = std::tuple<CtaTile<128, 128, 64, 2, 4, 2, 1>, CtaTile<64, 64
 // `tile` indexes AsyncTiles.
 template <Math kMath>
 std::string launch_async(int tile, bool a_k_major, bool b_k_major, const GemmParams& params,
-                         CUstream_st* stream);
+                         const LaunchTarget& target);
 
 // `tile` indexes StagedTiles.
 template <Math kMath, class Source>
-std::string launch_staged(int tile, const GemmParams& params, CUstream_st* stream);
+std::string launch_staged(int tile, const GemmParams& params, const LaunchTarget& target);
 
 }  // namespace tgemm::sm80

@@ -117,7 +117,7 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
 }
 
 std::string launch_mma_sync(const Plan& plan, const Problem& problem, const Operands& operands,
-                            CUstream_st* stream) {
+                            const LaunchTarget& target) {
   const GemmParams params = make_params(plan, problem, operands);
   const int index = static_cast<int>(index_of(*plan.config));
   const Math math = math_of(problem);
@@ -126,24 +126,24 @@ std::string launch_mma_sync(const Plan& plan, const Problem& problem, const Oper
     const bool from_float = problem.a.dtype == DType::kFloat32;
     switch (math) {
       case Math::kF16:
-        return from_float ? sm80::launch_staged<Math::kF16, float>(tile, params, stream)
-                          : sm80::launch_staged<Math::kF16, __half>(tile, params, stream);
+        return from_float ? sm80::launch_staged<Math::kF16, float>(tile, params, target)
+                          : sm80::launch_staged<Math::kF16, __half>(tile, params, target);
       case Math::kBF16:
-        return from_float ? sm80::launch_staged<Math::kBF16, float>(tile, params, stream)
-                          : sm80::launch_staged<Math::kBF16, __nv_bfloat16>(tile, params, stream);
+        return from_float ? sm80::launch_staged<Math::kBF16, float>(tile, params, target)
+                          : sm80::launch_staged<Math::kBF16, __nv_bfloat16>(tile, params, target);
       case Math::kTf32:
-        return sm80::launch_staged<Math::kTf32, float>(tile, params, stream);
+        return sm80::launch_staged<Math::kTf32, float>(tile, params, target);
     }
   }
   const bool a_k_major = problem.a_k_major();
   const bool b_k_major = problem.b_k_major();
   switch (math) {
     case Math::kF16:
-      return sm80::launch_async<Math::kF16>(index, a_k_major, b_k_major, params, stream);
+      return sm80::launch_async<Math::kF16>(index, a_k_major, b_k_major, params, target);
     case Math::kBF16:
-      return sm80::launch_async<Math::kBF16>(index, a_k_major, b_k_major, params, stream);
+      return sm80::launch_async<Math::kBF16>(index, a_k_major, b_k_major, params, target);
     case Math::kTf32:
-      return sm80::launch_async<Math::kTf32>(index, a_k_major, b_k_major, params, stream);
+      return sm80::launch_async<Math::kTf32>(index, a_k_major, b_k_major, params, target);
   }
   return "mma_sync: unknown operand type";
 }

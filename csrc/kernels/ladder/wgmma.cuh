@@ -1,0 +1,243 @@
+// Rung 9, wgmma: Hopper's way. The Tensor Cores read their operands from shared memory by
+// themselves (wgmma), tiles arrive there by themselves (TMA), and mbarriers tell the two about each
+// other. So warps specialise: one thread of the first warpgroup asks for tiles, the two other
+// warpgroups do nothing but multiply, each 64 rows of the CTA's 128x256 outputs.
+#pragma once
+
+#include <cuda/ptx>
+
+#include "device/wgmma.cuh"
+#include "kernels/ladder/common.cuh"
+#include "kernels/ladder/wgmma.hpp"
+
+namespace tgemm::ladder {
+
+namespace cptx = cuda::ptx;
+
+constexpr TileShape kTile = kWgmmaTile;
+constexpr int kStages = kTile.stages;
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kBytesA = kTile.m * kTile.k * 2;
+constexpr int kBytesB = kTile.n * kTile.k * 2;
+constexpr int kStageBytes = kBytesA + kBytesB;
+constexpr int kWgmmaK = 16;
+static_assert(kTile.k * 2 == 128, "a row of a tile is as wide as the swizzle");
+
+// The sums pass through shared memory on their way out, where tiles have been.
+constexpr int kStagedPitch = kTile.n + 8;
+constexpr int kStagedFloats = 16 * kStagedPitch;  // per warp
+static_assert(kConsumers * 4 * kStagedFloats * 4 <= kStages * kStageBytes);
+
+// Full: the tiles of a stage have arrived. Empty: both consumers have read them.
+struct Barriers {
+  uint64_t full[kStages];
+  uint64_t empty[kStages];
+
+  // `filling`: threads that report a stage as full.
+  __device__ void init(int filling) {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kStages; ++i) {
+        cptx::mbarrier_init(&full[i], static_cast<uint32_t>(filling));
+        cptx::mbarrier_init(&empty[i], static_cast<uint32_t>(kConsumers));
+      }
+      cptx::fence_mbarrier_init(cptx::sem_release, cptx::scope_cluster);
+    }
+    __syncthreads();
+  }
+};
+
+__device__ inline void wait(uint64_t& barrier, uint32_t parity) {
+  while (!cptx::mbarrier_try_wait_parity(&barrier, parity)) {
+  }
+}
+
+__device__ inline void arrive(uint64_t& barrier) {
+  cptx::mbarrier_arrive(cptx::sem_release, cptx::scope_cta, cptx::space_shared, &barrier);
+}
+
+// Goes round the stages; each round flips the parity that the barriers are waited for with.
+struct StageCursor {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void advance() {
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    if (stage == 0) parity ^= 1;
+  }
+};
+
+// Where TMA finds a tile of the operand: its coordinates in the map.
+struct MapCoordinates {
+  int32_t batch[kMapBatchDims] = {};
+  __device__ MapCoordinates(const OperandMap& operand, const GemmParams& params, int64_t index) {
+    for (int dim = params.batch_dims - 1; dim >= 0; --dim) {
+      const int64_t outer = index / params.batch_size[dim];
+#pragma unroll
+      for (int i = 0; i < kMapBatchDims; ++i) {
+        if (operand.batch_dim[i] == dim) {
+          batch[i] = static_cast<int32_t>(index - outer * params.batch_size[dim]);
+        }
+      }
+      index = outer;
+    }
+  }
+};
+
+// Asks TMA for a tile of kMn by 64 elements. K-major, it is one box; else one box for each 64 rows
+// (columns), because a box is as wide as the swizzle.
+template <int kMn, bool kKMajor>
+__device__ inline void request_tile(unsigned char* tile, const OperandMap& operand,
+                                    const MapCoordinates& at, int64_t mn, int64_t k,
+                                    uint64_t& barrier) {
+  constexpr int kBox = kKMajor ? kMn : 64;
+#pragma unroll
+  for (int i = 0; i < kMn / kBox; ++i) {
+    const auto at_mn = static_cast<int32_t>(mn + i * kBox);
+    const auto at_k = static_cast<int32_t>(k);
+    const int32_t coordinates[5] = {kKMajor ? at_k : at_mn, kKMajor ? at_mn : at_k, at.batch[0],
+                                    at.batch[1], at.batch[2]};
+    cptx::cp_async_bulk_tensor(cptx::space_cluster, cptx::space_global,
+                               tile + i * kBox * kTile.k * 2, &operand.map, coordinates, &barrier);
+  }
+}
+
+// What TMA cannot read: copies a tile of kMn by 64 elements with plain loads and stores, by the 128
+// threads of the producing warpgroup, into the K-major arrangement that TMA would have made.
+template <class T, int kMn, Side kSide>
+__device__ inline void copy_tile(unsigned char* tile, const Operand<kSide>& operand, int64_t k) {
+  const auto put_along_k = [&](int at_mn, int at_k, const auto& elements) {
+    const int chunk = at_k / 8 ^ (at_mn % 8);
+    put(reinterpret_cast<T*>(tile) + at_mn * kTile.k + chunk * 8 + at_k % 8, elements);
+  };
+  if (operand.mn_stride() != 1) {
+    TileCopy<T, kMn, kTile.k, true, 128, kSide>(operand).copy(k, put_along_k);
+  } else {
+    TileCopy<T, kMn, kTile.k, false, 128, kSide>(operand).copy(
+        k, [&]<int kCount>(int at_mn, int at_k, const Elements<T, kCount>& elements) {
+#pragma unroll
+          for (int i = 0; i < kCount; ++i) {
+            put_along_k(at_mn + i, at_k, Elements<T, 1>{elements.values[i]});
+          }
+        });
+  }
+}
+
+// The part of a consumer: multiplies all k-tiles of an output tile, with one group of instructions
+// always in flight, and hands the sums to the epilogue.
+template <bool kBf16, bool kAKMajor, bool kBKMajor>
+__device__ inline void consume(const GemmParams& params, const Tile& tile, unsigned char* stages,
+                               Barriers& barriers, StageCursor& cursor) {
+  const int consumer = threadIdx.x / 128 - 1;
+  const int thread = threadIdx.x % 128;
+  const int k_tiles = static_cast<int>((params.k + kTile.k - 1) / kTile.k);
+  float sums[128];
+  if (k_tiles == 0) {
+#pragma unroll
+    for (float& sum : sums) sum = 0.0f;
+  }
+  int previous = -1;  // the stage that the group in flight before this one reads
+  for (int i = 0; i < k_tiles; ++i) {
+    wait(barriers.full[cursor.stage], cursor.parity);
+    const uint32_t tile_a = ptx::shared_address(stages + cursor.stage * kStageBytes);
+    // 64 rows are 64 * 128 bytes in both arrangements.
+    uint64_t a = ptx::wgmma_descriptor<kAKMajor>(tile_a + consumer * 64 * kTile.k * 2, 0);
+    uint64_t b = ptx::wgmma_descriptor<kBKMajor>(tile_a + kBytesA, 64 * kTile.k * 2);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kTile.k / kWgmmaK; ++step) {
+      ptx::wgmma_m64n256k16<kBf16, kAKMajor, kBKMajor>(sums, a, b, i + step > 0);
+      a += ptx::kWgmmaStepK<kAKMajor>;
+      b += ptx::kWgmmaStepK<kBKMajor>;
+    }
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<1>();
+    if (previous >= 0 && thread == 0) arrive(barriers.empty[previous]);
+    previous = cursor.stage;
+    cursor.advance();
+  }
+  ptx::wgmma_wait_group<0>();
+  if (previous >= 0 && thread == 0) arrive(barriers.empty[previous]);
+
+  // Both consumers are through with the tiles before sums are written over them.
+  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers * 128) : "memory");
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  float* staged = reinterpret_cast<float*>(stages) + (consumer * 4 + warp) * kStagedFloats;
+#pragma unroll
+  for (int j = 0; j < 32; ++j) {
+    float* at = staged + lane / 4 * kStagedPitch + j * 8 + lane % 4 * 2;
+    *reinterpret_cast<float2*>(at) = make_float2(sums[4 * j], sums[4 * j + 1]);
+    *reinterpret_cast<float2*>(at + 8 * kStagedPitch) =
+        make_float2(sums[4 * j + 2], sums[4 * j + 3]);
+  }
+  __syncwarp();
+  store_tile<16, kTile.n, kStagedPitch, 32>(params, tile, tile.m + consumer * 64 + warp * 16,
+                                            tile.n, staged, lane);
+  // What is written here next, TMA writes.
+  cptx::fence_proxy_async(cptx::space_shared);
+}
+
+template <bool kBf16, bool kAKMajor, bool kBKMajor>
+__global__ void __launch_bounds__(kTile.threads, 1)
+    wgmma_tma(const __grid_constant__ GemmParams params, const __grid_constant__ OperandMap map_a,
+              const __grid_constant__ OperandMap map_b) {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ unsigned char shared[];
+  // The swizzle's pattern repeats every 1024 bytes of address.
+  unsigned char* stages = shared + (1024 - ptx::shared_address(shared) % 1024) % 1024;
+  __shared__ Barriers barriers;
+  barriers.init(/*filling=*/1);
+  StageCursor cursor;
+
+  for_each_tile<kTile.m, kTile.n>(params, [&](const Tile& tile) {
+    if (threadIdx.x >= 128) {
+      consume<kBf16, kAKMajor, kBKMajor>(params, tile, stages, barriers, cursor);
+    } else if (threadIdx.x == 0) {
+      const MapCoordinates at_a(map_a, params, tile.batch);
+      const MapCoordinates at_b(map_b, params, tile.batch);
+      for (int64_t k = 0; k < params.k; k += kTile.k) {
+        wait(barriers.empty[cursor.stage], cursor.parity ^ 1);
+        uint64_t& full = barriers.full[cursor.stage];
+        unsigned char* stage = stages + cursor.stage * kStageBytes;
+        cptx::mbarrier_arrive_expect_tx(cptx::sem_release, cptx::scope_cta, cptx::space_shared,
+                                        &full, static_cast<uint32_t>(kStageBytes));
+        request_tile<kTile.m, kAKMajor>(stage, map_a, at_a, tile.m, k, full);
+        request_tile<kTile.n, kBKMajor>(stage + kBytesA, map_b, at_b, tile.n, k, full);
+        cursor.advance();
+      }
+    }
+  });
+#endif
+}
+
+template <bool kBf16>
+__global__ void __launch_bounds__(kTile.threads, 1)
+    wgmma_staged(const __grid_constant__ GemmParams params) {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+  using T = std::conditional_t<kBf16, __nv_bfloat16, __half>;
+  extern __shared__ unsigned char shared[];
+  unsigned char* stages = shared + (1024 - ptx::shared_address(shared) % 1024) % 1024;
+  __shared__ Barriers barriers;
+  barriers.init(/*filling=*/128);
+  StageCursor cursor;
+
+  for_each_tile<kTile.m, kTile.n>(params, [&](const Tile& tile) {
+    if (threadIdx.x >= 128) {
+      consume<kBf16, true, true>(params, tile, stages, barriers, cursor);
+    } else {
+      const Operand<Side::kA> a(params, tile);
+      const Operand<Side::kB> b(params, tile);
+      for (int64_t k = 0; k < params.k; k += kTile.k) {
+        wait(barriers.empty[cursor.stage], cursor.parity ^ 1);
+        unsigned char* stage = stages + cursor.stage * kStageBytes;
+        copy_tile<T, kTile.m>(stage, a, k);
+        copy_tile<T, kTile.n>(stage + kBytesA, b, k);
+        cptx::fence_proxy_async(cptx::space_shared);  // wgmma reads by the asynchronous proxy
+        arrive(barriers.full[cursor.stage]);
+        cursor.advance();
+      }
+    }
+  });
+#endif
+}
+
+}  // namespace tgemm::ladder
