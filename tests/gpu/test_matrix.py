@@ -29,7 +29,7 @@ def sizes_around(block: int, rng: random.Random) -> int:
     return rng.choice(
         (
             rng.randint(1, 8),
-            rng.randint(9, block),
+            rng.randint(min(9, block), block),
             block - 1,
             block,
             block + 1,

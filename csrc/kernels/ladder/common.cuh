@@ -146,14 +146,8 @@ class TileCopy {
   // The tile that starts at k: tile after tile, from 0 on.
   __device__ void fetch(int64_t k) {
     if (!fast(k)) return;
-    const T* from = from_;
+    load_chunks(from_);
     from_ += kKMajor ? kK : kK * operand_.k_stride();
-    const int64_t step = kRowStep * (kKMajor ? operand_.mn_stride() : operand_.k_stride());
-#pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      chunks_[i] = *reinterpret_cast<const uint4*>(from);
-      from += step;
-    }
   }
 
   // Calls put(mn, k, elements) for all Elements of the tile that starts at k, with their place in
@@ -167,11 +161,11 @@ class TileCopy {
     }
   }
 
-  // fetch() and store() in one.
+  // Loads and stores in one, of any tile.
   template <class Put>
   __device__ void copy(int64_t k, Put put) {
     if (fast(k)) {
-      fetch(k);
+      load_chunks(operand_.template at<T>(operand_.first() + mn_of(0), k + k_of(0)));
       store_fetched(put);
     } else {
       load_and_store(k, put);
@@ -181,6 +175,15 @@ class TileCopy {
  private:
   static constexpr bool kConverts = !std::is_same_v<T, float>;
   __device__ bool fast(int64_t k) const { return whole_rows_ && k + kK <= operand_.k_size(); }
+
+  __device__ void load_chunks(const T* from) {
+    const int64_t step = kRowStep * (kKMajor ? operand_.mn_stride() : operand_.k_stride());
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      chunks_[i] = *reinterpret_cast<const uint4*>(from);
+      from += step;
+    }
+  }
 
   template <class Put>
   __device__ void store_fetched(Put put) const {
@@ -194,7 +197,7 @@ class TileCopy {
   __device__ void load_and_store(int64_t k, Put put) const {
     if (kConverts && aligned_ && operand_.dtype() == DType::kFloat32 &&
         operand_.contains(operand_.first(), kMn, k, kK)) {
-#pragma unroll 1
+#pragma unroll kInFlight
       for (int i = 0; i < kChunks * kElements / 4; ++i) {
         const int mn = mn_of(i * 4 / kElements) + (kKMajor ? 0 : i * 4 % kElements);
         const int at_k = k_of(i * 4 / kElements) + (kKMajor ? i * 4 % kElements : 0);

@@ -33,7 +33,7 @@ constexpr std::array kVectorized = {
     config_of("128x128", ladder::kVectorizedTile, 70.0),
     config_of("128x128_scalar", ladder::kVectorizedTile, 50.0),
 };
-constexpr std::array kWmma = {config_of("64x128", ladder::kWmmaTile, 200.0)};
+constexpr std::array kWmma = {config_of("128x128", ladder::kWmmaTile, 200.0)};
 constexpr std::array kWmmaShared = {
     config_of("128x128", ladder::kWmmaSharedTile, 500.0),
     config_of("128x128_single", ladder::kWmmaSharedTile, 400.0),

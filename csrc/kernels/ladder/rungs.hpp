@@ -16,7 +16,7 @@ struct TileShape {
 inline constexpr TileShape kNaiveTile{8, 32, 1, 256, 1};
 inline constexpr TileShape kTiledTile{32, 32, 32, 256, 1};
 inline constexpr TileShape kVectorizedTile{128, 128, 16, 256, 1};
-inline constexpr TileShape kWmmaTile{64, 128, 16, 256, 1};
+inline constexpr TileShape kWmmaTile{128, 128, 16, 128, 1};
 inline constexpr TileShape kWmmaSharedTile{128, 128, 32, 256, 2};
 inline constexpr TileShape kVoltaTile{128, 128, 32, 256, 2};
 

@@ -109,9 +109,9 @@ __device__ inline void copy_tile(unsigned char* tile, const Operand<kSide>& oper
     put(reinterpret_cast<T*>(tile) + at_mn * kTile.k + chunk * 8 + at_k % 8, elements);
   };
   if (operand.mn_stride() != 1) {
-    TileCopy<T, kMn, kTile.k, true, 128, kSide>(operand).copy(k, put_along_k);
+    TileCopy<T, kMn, kTile.k, true, 128, kSide, 8>(operand).copy(k, put_along_k);
   } else {
-    TileCopy<T, kMn, kTile.k, false, 128, kSide>(operand).copy(
+    TileCopy<T, kMn, kTile.k, false, 128, kSide, 8>(operand).copy(
         k, [&]<int kCount>(int at_mn, int at_k, const Elements<T, kCount>& elements) {
 #pragma unroll
           for (int i = 0; i < kCount; ++i) {

@@ -8,8 +8,8 @@ namespace tgemm::ladder {
 namespace {
 
 constexpr TileShape kTile = kWmmaTile;
-constexpr int kWarpM = 32;
-constexpr int kWarpN = 32;
+constexpr int kWarpM = 64;
+constexpr int kWarpN = 64;
 constexpr int kWarpsN = kTile.n / kWarpN;
 constexpr int kWarps = kTile.threads / 32;
 using Sums = WarpSums<kWarpM, kWarpN>;
