@@ -1,9 +1,9 @@
-"""Fills the tables in README.md from benchmarks/results/, and draws the picture of the ladder.
+"""Fills the tables in README.md and docs/ from benchmarks/results/, and draws the picture of the ladder.
 
 What stands between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->`` is generated: as BLOCKS[NAME] says,
 otherwise as a table of side-by-side times from ``results/NAME.json``.
 
-    python -m benchmarks.render           writes README.md and docs/ladder.svg
+    python -m benchmarks.render           writes README.md, docs/ladder.md and docs/ladder.svg
     python -m benchmarks.render --check   fails if they are not what it would write
 """
 
@@ -15,16 +15,19 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch_gemm._digest import source_digest
 from torch_gemm.console import CommandError
 from torch_gemm.ladder.picture import draw, drawn_digest, result_digest
+from torch_gemm.ladder.rungs import RUNGS
 from torch_gemm.ladder.tables import EMULATED, share_of_peak, times_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).with_name("results")
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "ladder.md")
 BLOCK = re.compile(r"<!-- begin: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end: (?P=name) -->", re.S)
 NOT_MEASURED = "Not measured yet.\n"
 
@@ -208,6 +211,95 @@ def _problem(result: Result) -> str:
     return f"{size} x {size} x {size}, {result['dtype']}"
 
 
+def ladder_measured(nn: Result) -> str:
+    """What the figures of the rungs were measured on."""
+    shown = [
+        f"{label} {nn['peaks'][unit]:.0f}"
+        for unit, label in (("fma", "FP32 FMA"), ("tensor", "Tensor Cores"))
+        if unit in nn["peaks"]
+    ]
+    peaks = f" Peaks at boost clock, TFLOP/s: {', '.join(shown)}." if shown else ""
+    return f"{_problem(nn)}, both operands row-major. {source_of(nn)}{peaks}\n"
+
+
+def ladder_rung(name: str, nn: Result) -> str:
+    """Speed, resources and counters of one rung, beside those of its twin."""
+    rows = [row for row in nn["rows"] if name in (row["name"], row.get("twin_of"))]
+    measured = [row for row in rows if "us" in row]
+    refused = [
+        f"`{row['name']}` did not run: {row['refused'].rstrip('.')}.\n"
+        for row in rows
+        if "refused" in row
+    ]
+    if not measured:
+        return "".join(refused) or NOT_MEASURED
+    counted = {row["name"]: row for row in nn.get("profile", {}).get("rows", ())}
+    columns = [_rung_cells(row, counted.get(row["name"])) for row in measured]
+    lines = [
+        "| | " + " | ".join(f"`{row['name'].rpartition(':')[2]}`" for row in measured) + " |",
+        "|---|" + "---|" * len(measured),
+    ]
+    lines += [
+        f"| {label} | " + " | ".join(column[label] for column in columns) + " |"
+        for label in columns[0]
+    ]
+    return "\n".join(lines) + "\n" + "".join(refused)
+
+
+def _rung_cells(row: dict[str, Any], counted: dict[str, Any] | None) -> dict[str, str]:
+    """What `ladder_rung` says of a row, by label; the counters only where it was profiled."""
+    cells = {
+        "time": f"{row['us']:.1f} us",
+        "speed": f"{row['tflops']:.1f} TFLOP/s, {share_of_peak(row)}",
+        "over naive": times_of(row["over_naive"]),
+        "over the rung before": times_of(row["over_refined"]),
+    }
+    taken = row.get("resources")
+    if taken:
+        shared = (taken["static_shared_bytes"] + taken["dynamic_shared_bytes"]) / 1024
+        cells |= {
+            "registers per thread": str(taken["registers"]),
+            "shared memory per CTA": f"{shared:.1f} KiB",
+            "occupancy": f"{taken['occupancy']:.0%}: {taken['ctas_per_sm']} x {taken['threads']} "
+            "threads per SM",
+        }
+    if counted:
+        loads, stores = (
+            _number(counted[f"{kind}_wavefronts_per_request"], ".2f") for kind in ("load", "store")
+        )
+        conflicts = [
+            _number(counted[f"shared_{kind}_conflicts"], ",.0f") for kind in ("load", "store")
+        ]
+        cells |= {
+            "wavefronts per shared load, store": f"{loads}, {stores}",
+            "bank conflicts of loads, stores": ", ".join(conflicts),
+            "DRAM, L2": f"{_number(counted['dram_percent'], '.1f')}%, "
+            f"{_number(counted['l2_percent'], '.1f')}% of peak",
+            "Tensor Cores busy": f"{_number(counted['tensor_busy_percent'], '.1f')}%",
+            "top stalls": ", ".join(f"{why} {warps:.2f}" for why, warps in counted["stalls"]),
+        }
+    return cells
+
+
+def ladder_layouts(nn: Result, nt: Result | None) -> str:
+    """The same kernels with B row-major (nn) and as the transpose of a row-major matrix (nt)."""
+    if nt is None:
+        return NOT_MEASURED
+    transposed = {row["name"]: row for row in nt["rows"] if "us" in row}
+    lines = ["| kernel | nn | nt | nn over nt |", "|---|---:|---:|---:|"]
+    lines += [
+        f"| {_name(row)} | {row['us']:.1f} us | {other['us']:.1f} us "
+        f"| {times_of(other['us'] / row['us'])} |"
+        for row in nn["rows"]
+        if "us" in row and (other := transposed.get(row["name"]))
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "n/a" if value is None else format(value, form)
+
+
 def picture_is_current(document: Path, results: Path = RESULTS) -> bool:
     """Whether the picture beside a document shows the stored result, or there is none to show."""
     result = load(BLOCKS["ladder"].sources[0], results)
@@ -243,7 +335,14 @@ class Kind:
     markdown: Callable[..., str]
 
 
-BLOCKS = {"ladder": Kind(("ladder_nn_fp16", "ladder_nt_fp16", "ladder_nn_fp32"), ladder)}
+BLOCKS = {
+    "ladder": Kind(("ladder_nn_fp16", "ladder_nt_fp16", "ladder_nn_fp32"), ladder),
+    "ladder-measured": Kind(("ladder_nn_fp16",), ladder_measured),
+    "ladder-layouts": Kind(("ladder_nn_fp16", "ladder_nt_fp16"), ladder_layouts),
+} | {
+    f"ladder-{rung.kernel}": Kind(("ladder_nn_fp16",), partial(ladder_rung, rung.kernel))
+    for rung in RUNGS
+}
 
 
 def kind_of(name: str) -> Kind:
@@ -255,37 +354,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line.
 
     Returns:
-        The exit status: 1 if the document or its picture is not up to date and `--check` forbids to
+        The exit status: 1 if a document or the picture is not up to date and `--check` forbids to
         change that, 2 if matplotlib is missing.
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing, fail if it would")
-    parser.add_argument("--document", type=Path, default=ROOT / "README.md")
+    parser.add_argument(
+        "--document",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help=f"may be repeated; default: {', '.join(path.name for path in DOCUMENTS)}",
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parsed = parser.parse_args(arguments)
-    document, results = parsed.document, parsed.results
-    text = document.read_text()
-    rendered = render(text, results)
-    for name in stale(text, results):
+    documents, results = parsed.document or DOCUMENTS, parsed.results
+    texts = {path: path.read_text() for path in documents}
+    rendered = {path: render(text, results) for path, text in texts.items()}
+    for name in stale("".join(texts.values()), results):
         print(f"{name}: measured before the last change of csrc/", file=sys.stderr)
 
-    outdated = {
-        document: rendered != text,
-        document.parent / PICTURE: not picture_is_current(document, results),
-    }
+    illustrated = [path for path in documents if not picture_is_current(path, results)]
+    outdated = [path for path in documents if rendered[path] != texts[path]]
+    outdated += [path.parent / PICTURE for path in illustrated]
     if parsed.check:
-        for path in filter(outdated.get, outdated):
+        for path in outdated:
             print(f"{path.name} is not up to date: python -m benchmarks.render")
-        return int(any(outdated.values()))
+        return int(bool(outdated))
     try:
-        if outdated[document.parent / PICTURE]:
-            write_picture(document, results)
+        for path in illustrated:
+            write_picture(path, results)
     except CommandError as error:
         print(error, file=sys.stderr)
         return 2
-    if outdated[document]:
-        document.write_text(rendered)
-    for path in filter(outdated.get, outdated):
+    for path in documents:
+        if rendered[path] != texts[path]:
+            path.write_text(rendered[path])
+    for path in outdated:
         print(f"written: {path}")
     return 0
 

@@ -28,6 +28,7 @@ _FUNCTION = re.compile(r"^\s*Function : (\S+)")
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)(.*)")
 _TARGET = re.compile(r"0x([0-9a-f]+) ;")
 _RESOURCES = re.compile(r"^\s*Function ([^\s:]+):")
+_ARCHITECTURE = re.compile(r"^arch = (sm_\w+)")
 
 
 @dataclass
@@ -49,22 +50,66 @@ class Kernel:
         matches = re.compile(pattern).match
         return [address for address, name in self.instructions if matches(name)]
 
+    def is_empty(self) -> bool:
+        """Whether only the name was compiled: the host refuses to run it on this architecture."""
+        return not self.count(r"STG\b")
+
     def in_main_loop(self, pattern: str) -> int:
-        """How many of those instructions stand in the loop that multiplies most."""
-        multiplies = self.where(r"HMMA\.") or self.where(r"FFMA\b")
-        # Outer loops (over tiles) contain the main one and the epilogue's.
-        inner = [
-            (a, b)
-            for a, b in self.loops
-            if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in self.loops)
-        ]
-        if not inner:
+        """How many of those instructions stand in the innermost loop that multiplies most."""
+        return self._within(self._main_loop(), pattern)
+
+    def in_k_loop(self, pattern: str) -> int:
+        """How many stand in the loop over K: the main loop with what surrounds it, copies mostly."""
+        main = self._main_loop()
+        return self._within(self._k_loop(main), pattern) if main else 0
+
+    def around_main_loop(self, pattern: str) -> tuple[int, int]:
+        """How many stand in the loop over K before the main loop, and how many behind it."""
+        main = self._main_loop()
+        if main is None:
+            return 0, 0
+        first, last = self._k_loop(main)
+        before, after = (first, main[0] - 1), (main[1] + 1, last)
+        return self._within(before, pattern), self._within(after, pattern)
+
+    def calls_in_a_loop(self) -> int:
+        """The most calls of subroutines in any loop of the multiplication."""
+        return max((self._within(loop, r"CALL\b") for loop in self._loops_over_k()), default=0)
+
+    def _main_loop(self) -> tuple[int, int] | None:
+        multiplies = r"HGMMA\." if self.count(r"HGMMA\.") else r"HMMA\."
+        if not self.count(multiplies):
+            multiplies = r"FFMA\b"
+        return max(
+            self._loops_over_k(),
+            key=lambda loop: (self._within(loop, multiplies), -_length(loop)),
+            default=None,
+        )
+
+    def _k_loop(self, main: tuple[int, int]) -> tuple[int, int]:
+        around = [loop for loop in self._loops_over_k() if _covers(loop, main)]
+        return max(around, key=_length)
+
+    def _loops_over_k(self) -> list[tuple[int, int]]:
+        # The loop over tiles divides (to find its tile) and applies activations, and both need
+        # reciprocals or exponentials (MUFU): so do the epilogue's own loops.
+        return [loop for loop in self.loops if not self._within(loop, r"MUFU\b")]
+
+    def _within(self, loop: tuple[int, int] | None, pattern: str) -> int:
+        if loop is None:
             return 0
-        first, last = max(inner, key=lambda loop: sum(loop[0] <= m <= loop[1] for m in multiplies))
-        return sum(first <= address <= last for address in self.where(pattern))
+        return sum(loop[0] <= address <= loop[1] for address in self.where(pattern))
 
     def __str__(self) -> str:
         return f"{self.name} for {self.architecture}"
+
+
+def _covers(outer: tuple[int, int], inner: tuple[int, int]) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def _length(loop: tuple[int, int]) -> int:
+    return loop[1] - loop[0]
 
 
 def _tool(name: str) -> str:
@@ -92,12 +137,22 @@ def _demangle(names: list[str]) -> dict[str, str]:
     return dict(zip(names, demangled.stdout.splitlines(), strict=True))
 
 
+def _of_architecture(architecture: str, dump: str) -> Iterator[str]:
+    """The lines of a dump that are about one architecture: asked for sm_90, cuobjdump adds sm_90a."""
+    shown = None
+    for line in dump.splitlines():
+        if match := _ARCHITECTURE.match(line):
+            shown = match[1]
+        elif shown == architecture:
+            yield line
+
+
 def _read_architecture(architecture: str) -> list[Kernel]:
     """All kernels of the library as compiled for one architecture."""
     dump = [_tool("cuobjdump"), "-arch", architecture]
     kernels: dict[str, Kernel] = {}
     kernel = None
-    for line in _output(*dump, "-sass", str(LIBRARY)).splitlines():
+    for line in _of_architecture(architecture, _output(*dump, "-sass", str(LIBRARY))):
         if match := _INSTRUCTION.match(line):
             assert kernel is not None, line
             if "@!PT" in line:  # never executed: ptxas pads copies that follow reads with such ones
@@ -111,7 +166,7 @@ def _read_architecture(architecture: str) -> list[Kernel]:
                     kernel.loops.append((start, address))
         elif match := _FUNCTION.match(line):
             kernel = kernels[match[1]] = Kernel(match[1], architecture)
-    for line in _output(*dump, "-res-usage", str(LIBRARY)).splitlines():
+    for line in _of_architecture(architecture, _output(*dump, "-res-usage", str(LIBRARY))):
         if match := _RESOURCES.match(line):
             kernel = kernels.get(match[1])
         elif kernel is not None and "REG:" in line:
@@ -140,10 +195,20 @@ def kernels() -> list[Kernel]:
     return kernels
 
 
-def _named(kernels: list[Kernel], word: str) -> list[Kernel]:
-    found = [kernel for kernel in kernels if word in kernel.name]
-    assert found, f"no kernel is called {word}: {sorted({kernel.name for kernel in kernels})}"
+def _named(kernels: list[Kernel], family: str) -> list[Kernel]:
+    """The kernels whose own name, without namespaces and template arguments, begins so."""
+    own = [kernel.name.partition("<")[0].rpartition("::")[2] for kernel in kernels]
+    found = [kernel for kernel, name in zip(kernels, own, strict=True) if name.startswith(family)]
+    assert found, f"no kernel is called {family}: {sorted(set(own))}"
     return found
+
+
+def _rung(kernels: list[Kernel], name: str, arguments: str = ".*") -> list[Kernel]:
+    """The instances of a kernel of the ladder whose template arguments match, without empty ones."""
+    pattern = re.compile(rf"tgemm::ladder::{name}<{arguments}>")
+    found = [kernel for kernel in kernels if pattern.fullmatch(kernel.name)]
+    assert found, f"no kernel is called {pattern.pattern}"
+    return [kernel for kernel in found if not kernel.is_empty()]
 
 
 def _report(lines: Iterator[str]) -> None:
@@ -241,8 +306,207 @@ def test_simt_is_what_it_says(kernels: list[Kernel]) -> None:
 
 def test_simt_loads_128_bits_where_the_layout_allows(kernels: list[Kernel]) -> None:
     wide = r"LDGSTS\.E\.(?:\w+\.)*128|LDG\.E\.(?:\w+\.)*128"
-    for architecture in sorted({kernel.architecture for kernel in kernels}):
+    simt = _named(kernels, "simt")
+    for architecture in sorted({kernel.architecture for kernel in simt}):
         if architecture == "sm_75":
             continue  # without cp.async only the element-wise copies are compiled
-        found = [k for k in _named(kernels, "simt") if k.architecture == architecture]
+        found = [kernel for kernel in simt if kernel.architecture == architecture]
         assert any(kernel.count(wide) for kernel in found), f"none for {architecture}"
+
+
+# --- The ladder: each rung has the instructions that it is there to show, and not those of later ones.
+
+TENSOR_CORES = r"(HMMA|IMMA|HGMMA)\."
+FFMA = r"FFMA\b"
+GLOBAL_LOAD = r"LDG\."
+WIDE_GLOBAL_LOAD = r"LDG\.E\.(?:\w+\.)*128"
+SHARED_LOAD = r"LDS(\.|$)"
+WIDE_SHARED_LOAD = r"LDS\.(?:\w+\.)*128"
+SHARED_STORE = r"STS\b"
+WIDE_SHARED_STORE = r"STS\.(?:\w+\.)*128"
+BARRIER = r"BAR\.SYNC"
+
+
+def test_only_bf16_wmma_before_compute_capability_80_is_empty(kernels: list[Kernel]) -> None:
+    def complaints() -> Iterator[str]:
+        for kernel in kernels:
+            if "::ladder::" not in kernel.name:
+                continue
+            refused = (
+                kernel.architecture == "sm_75"
+                and "wmma" in kernel.name
+                and "__nv_bfloat16" in kernel.name
+            )
+            if kernel.is_empty() != refused:
+                yield f"{kernel}: {'not ' if refused else ''}empty"
+
+    _report(complaints())
+
+
+def test_naive_reads_global_memory_alone(kernels: list[Kernel]) -> None:
+    def complaints() -> Iterator[str]:
+        for kernel in _rung(kernels, "naive"):
+            if kernel.count(TENSOR_CORES):
+                yield f"{kernel}: uses Tensor Cores"
+            multiplies, loads = kernel.in_main_loop(FFMA), kernel.in_main_loop(GLOBAL_LOAD)
+            if not multiplies or loads != 2 * multiplies:
+                yield f"{kernel}: {loads} global loads for {multiplies} FFMA in the main loop"
+            if kernel.in_k_loop(rf"LDSM|{SHARED_LOAD}|{SHARED_STORE}|{BARRIER}"):
+                yield f"{kernel}: shared memory or barriers in the main loop"
+
+    _report(complaints())
+
+
+@pytest.mark.parametrize("name", ["tiled", "tiled_padded"])
+def test_tiled_multiplies_from_shared_memory(kernels: list[Kernel], name: str) -> None:
+    def complaints() -> Iterator[str]:
+        for kernel in _rung(kernels, name):
+            if kernel.count(TENSOR_CORES):
+                yield f"{kernel}: uses Tensor Cores"
+            if not kernel.in_main_loop(FFMA) or not kernel.in_main_loop(SHARED_LOAD):
+                yield f"{kernel}: no FFMA, or no LDS, in the main loop"
+            if kernel.in_main_loop(GLOBAL_LOAD):
+                yield f"{kernel}: reads global memory where it multiplies"
+            if not kernel.in_k_loop(GLOBAL_LOAD) or not kernel.in_k_loop(SHARED_STORE):
+                yield f"{kernel}: no LDG, or no STS, in the loop over K"
+            if kernel.in_k_loop(BARRIER) != 2:
+                yield f"{kernel}: {kernel.in_k_loop(BARRIER)} barriers in the loop over K"
+
+    _report(complaints())
+
+
+def test_tiled_padded_differs_in_its_pitch_alone(kernels: list[Kernel]) -> None:
+    """Two tiles of 32 rows of 32 floats, and of 33."""
+
+    def complaints() -> Iterator[str]:
+        padded = {
+            (kernel.name, kernel.architecture): kernel for kernel in _rung(kernels, "tiled_padded")
+        }
+        for kernel in _rung(kernels, "tiled"):
+            twin = padded[kernel.name.replace("tiled<", "tiled_padded<"), kernel.architecture]
+            for pattern in (FFMA, GLOBAL_LOAD, SHARED_LOAD, SHARED_STORE, BARRIER):
+                counts = [
+                    (k.count(pattern), k.in_k_loop(pattern), k.in_main_loop(pattern))
+                    for k in (kernel, twin)
+                ]
+                if counts[0] != counts[1]:
+                    yield f"{kernel}: {counts[0]} times {pattern}, {counts[1]} with padding"
+            plain, more = kernel.resources["SHARED"], twin.resources["SHARED"]
+            # Besides tiles: the Tile record, and 1 KiB that cards from 9.0 on reserve.
+            if not 2 * 32 * 32 * 4 <= plain < 2 * 32 * 32 * 4 + 2048:
+                yield f"{kernel}: {plain} bytes of shared memory"
+            if more - plain != 2 * 32 * 4:
+                yield f"{twin}: {more - plain} bytes of padding"
+
+    _report(complaints())
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_tiled_vectorized_loads_128_bits(kernels: list[Kernel], wide: bool) -> None:
+    def complaints() -> Iterator[str]:
+        for kernel in _rung(kernels, "tiled_vectorized", f".*, {str(wide).lower()}"):
+            if kernel.count(TENSOR_CORES):
+                yield f"{kernel}: uses Tensor Cores"
+            # 64 multiply-adds for 16 numbers, which are four loads.
+            multiplies = kernel.in_main_loop(FFMA)
+            shared_loads = kernel.in_main_loop(WIDE_SHARED_LOAD)
+            if not multiplies or multiplies != 16 * shared_loads:
+                yield f"{kernel}: {multiplies} FFMA for {shared_loads} LDS.128 in the main loop"
+            # A and B, each contiguous along K or not.
+            loads = kernel.in_k_loop(WIDE_GLOBAL_LOAD)
+            if wide and loads < 4:
+                yield f"{kernel}: {loads} global loads of 128 bits in the loop over K"
+            if not wide and loads:
+                yield f"{kernel}: {loads} global loads of 128 bits in the loop over K, where none belong"
+
+    _report(complaints())
+
+
+def test_wmma_multiplies_from_global_memory(kernels: list[Kernel]) -> None:
+    def complaints() -> Iterator[str]:
+        for kernel in _rung(kernels, "wmma_global"):
+            if not kernel.in_main_loop(r"HMMA\.") or not kernel.in_main_loop(GLOBAL_LOAD):
+                yield f"{kernel}: no HMMA, or no LDG, in the main loop"
+            # Operands that cannot be read directly pass through shared memory element by element,
+            # within a warp. Tiles would be stored in wide pieces, and shared across barriers.
+            stores = kernel.in_k_loop(SHARED_STORE)
+            if stores != kernel.in_k_loop(r"STS\.U16$") or kernel.in_k_loop(BARRIER):
+                yield f"{kernel}: tiles in shared memory"
+
+    _report(complaints())
+
+
+@pytest.mark.parametrize("buffers", [2, 1])
+def test_wmma_double_buffered_overlaps(kernels: list[Kernel], buffers: int) -> None:
+    """Tiles come in 128-bit pieces: before the multiplication and all at once, or around it."""
+
+    def complaints() -> Iterator[str]:
+        for kernel in _rung(kernels, "wmma_double_buffered", f"{buffers}, .*"):
+            # ldmatrix for FP16. Of BF16, nvcc 13 makes generic loads.
+            half = "__half" in kernel.name
+            read = r"LDSM\.16\.MT?88\.[24]" if half else rf"LDSM|{SHARED_LOAD}|LD\."
+            if not kernel.in_main_loop(r"HMMA\.") or not kernel.in_main_loop(read):
+                yield f"{kernel}: no HMMA, or nothing that feeds it, in the main loop"
+            if kernel.in_main_loop(GLOBAL_LOAD):
+                yield f"{kernel}: reads global memory where it multiplies"
+            loads_before, _ = kernel.around_main_loop(WIDE_GLOBAL_LOAD)
+            stores_before, stores_after = kernel.around_main_loop(WIDE_SHARED_STORE)
+            if not loads_before:
+                yield f"{kernel}: no global loads of 128 bits before the multiplication"
+            stored = (stores_before > 0, stores_after > 0)
+            if stored != (buffers == 1, buffers == 2):
+                yield (
+                    f"{kernel}: {stores_before} stores of 128 bits before the multiplication, "
+                    f"{stores_after} behind it"
+                )
+            if kernel.in_k_loop(BARRIER) != 3 - buffers:
+                yield f"{kernel}: {kernel.in_k_loop(BARRIER)} barriers in the loop over K"
+
+    _report(complaints())
+
+
+def test_volta_mma_is_native_until_turing(kernels: list[Kernel]) -> None:
+    """HMMA.884 from 128-bit loads on sm_75; later, subroutines that shuffle and multiply-add."""
+
+    def complaints() -> Iterator[str]:
+        for kernel in _rung(kernels, "volta_mma"):
+            if kernel.architecture == "sm_75":
+                multiplies = kernel.in_main_loop(r"HMMA\.")
+                if not multiplies or kernel.in_main_loop(r"HMMA\.884\.F32\.F32") != multiplies:
+                    yield f"{kernel}: HMMA of another shape than 884, or none"
+                loads = kernel.in_main_loop(SHARED_LOAD)
+                if not loads or kernel.in_main_loop(WIDE_SHARED_LOAD) != loads:
+                    yield f"{kernel}: not every LDS in the main loop is 128 bits wide"
+                continue
+            if kernel.count(TENSOR_CORES):
+                yield f"{kernel}: uses Tensor Cores"
+            # 4x2 fragments, two steps.
+            if kernel.calls_in_a_loop() < 16 or not kernel.count(r"SHFL\b"):
+                yield f"{kernel}: no emulation, {kernel.calls_in_a_loop()} calls in a loop"
+
+    _report(complaints())
+
+
+@pytest.mark.parametrize("name", ["wgmma_tma", "wgmma_staged"])
+def test_wgmma_reads_shared_memory_by_itself(kernels: list[Kernel], name: str) -> None:
+    """Four HGMMA a tile between mbarriers, and not a load; TMA brings the tiles, or does not."""
+    if "sm_90a" not in {kernel.architecture for kernel in kernels}:
+        pytest.skip("WGMMA NOT CHECKED: this build has no sm_90a")
+
+    def complaints() -> Iterator[str]:
+        for kernel in _rung(kernels, name):
+            kind = r"\.BF16$" if re.search("<true", kernel.name) else "$"
+            multiplies = kernel.in_main_loop(r"HGMMA\.")
+            if kernel.in_main_loop(rf"HGMMA\.64x256x16\.F32{kind}") != 4 or multiplies != 4:
+                yield f"{kernel}: not four HGMMA.64x256x16 of its type in the main loop"
+            if not kernel.in_main_loop(r"SYNCS\.PHASECHK"):
+                yield f"{kernel}: does not wait for an mbarrier in the main loop"
+            if kernel.in_main_loop(rf"LDG|LDSM|{SHARED_LOAD}|{BARRIER}"):
+                yield f"{kernel}: loads or barriers in the main loop"
+            requests = kernel.count(r"UTMALDG\.")
+            if name == "wgmma_tma" and requests < 2:
+                yield f"{kernel}: {requests} requests to TMA for A and B"
+            if name == "wgmma_staged" and (requests or not kernel.count(WIDE_SHARED_STORE)):
+                yield f"{kernel}: {requests} requests to TMA, or no STS of 128 bits"
+
+    _report(complaints())

@@ -172,14 +172,14 @@ __device__ inline void finish_runs(const GemmParams& params, const EpilogueRuns<
 
 // store_tile, kVec columns at a time. A thread stays in its columns and walks down the rows, so
 // that offsets are sums and the usual bias (one value per column) is loaded once.
-template <int kVec, int kRows, int kCols, int kPitch, int kThreads>
+template <int kVec, int kRows, int kCols, int kPitch, int kThreads, int kMaxItems>
 __device__ inline void finish_tile(const GemmParams& params, const BatchOffsets& offset, int64_t m,
                                    int64_t n, const float* staged, int thread) {
   constexpr int kPerRow = kCols / kVec;
   constexpr int kAcross = std::gcd(kPerRow, kThreads);  // threads side by side in a row
   constexpr int kRowStep = kThreads / kAcross;
   constexpr int kRowsPerThread = kRows / kRowStep;
-  constexpr int kItems = kRowsPerThread % 4 == 0 ? 4 : kRowsPerThread % 2 == 0 ? 2 : 1;
+  constexpr int kItems = std::gcd(kRowsPerThread, kMaxItems);
   static_assert(kRows % kRowStep == 0);
 
   const int first_row = thread / kAcross;
@@ -233,8 +233,9 @@ __device__ inline void finish_tile(const GemmParams& params, const BatchOffsets&
 
 // Writes a staged FP32 tile of (kRows, kCols), pitch kPitch floats, whose first element is output
 // (m, n). `thread` in [0, kThreads) cooperates; the caller synchronises before (tile complete) and
-// after (before the buffer is reused). Split-K partial sums go to the workspace instead.
-template <int kRows, int kCols, int kPitch, int kThreads>
+// after (before the buffer is reused). Split-K partial sums go to the workspace instead. A thread
+// finishes kMaxItems runs at a time: more hide more latency, and take more registers.
+template <int kRows, int kCols, int kPitch, int kThreads, int kMaxItems = 4>
 __device__ inline void store_tile(const GemmParams& params, const Tile& tile, int64_t m, int64_t n,
                                   const float* staged, int thread) {
   static_assert(kCols % 4 == 0 && kPitch % 4 == 0);
@@ -252,9 +253,11 @@ __device__ inline void store_tile(const GemmParams& params, const Tile& tile, in
       }
     }
   } else if (params.vector_epilogue) {
-    finish_tile<4, kRows, kCols, kPitch, kThreads>(params, tile.offset, m, n, staged, thread);
+    finish_tile<4, kRows, kCols, kPitch, kThreads, kMaxItems>(params, tile.offset, m, n, staged,
+                                                              thread);
   } else {
-    finish_tile<1, kRows, kCols, kPitch, kThreads>(params, tile.offset, m, n, staged, thread);
+    finish_tile<1, kRows, kCols, kPitch, kThreads, kMaxItems>(params, tile.offset, m, n, staged,
+                                                              thread);
   }
 }
 

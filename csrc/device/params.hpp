@@ -28,6 +28,9 @@ struct GemmParams {
   Activation activation;
   // True when out, bias, residual and preact can be accessed four columns at a time, aligned.
   bool vector_epilogue;
+  // True when, moreover, all that happens to the sums is alpha, a bias with one value per column,
+  // and rounding to the operands' own 16-bit type, and out can be accessed eight columns at a time.
+  bool plain_epilogue;
   // Split-K: slice s of split_k covers k in [s * k_per_split, min(k, (s + 1) * k_per_split)) and
   // stores its FP32 partial sums to workspace[s][batch][m][workspace_pitch]; split_k_reduce adds
   // them in order.

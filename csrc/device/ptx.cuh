@@ -55,6 +55,29 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&d)[4], uint32_t shared) {
                : "memory");
 }
 
+// 9.7.15.5.16 stmatrix: the counterpart of ldmatrix_x4. sm_90.
+__device__ inline void stmatrix_x4(uint32_t shared, const uint32_t (&d)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+               "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3])
+               : "memory");
+}
+
+// 9.7.13.1 barrier: waits for `threads` threads of the CTA at barrier `id` (1 to 15; 0 is
+// __syncthreads).
+__device__ inline void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// 9.7.19.5 setmaxnreg: registers per thread of this warpgroup. sm_90a.
+template <int kRegisters>
+__device__ inline void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
 __device__ inline uint32_t ld_shared_u32(uint32_t shared) {
   uint32_t value;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(shared) : "memory");

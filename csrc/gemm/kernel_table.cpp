@@ -2,17 +2,24 @@
 #include "kernels/ladder/ladder.hpp"
 #include "kernels/simt/simt.hpp"
 #include "kernels/sm80/mma_sync.hpp"
+#include "kernels/sm90/sm90.hpp"
 
 namespace tgemm {
 
 // A kernel joins the library by one row here.
 std::span<const KernelEntry> kernel_table() {
   static const KernelEntry table[] = {
-      mma_sync_entry(),     simt_entry(),
-      naive_entry(),        tiled_entry(),
-      tiled_padded_entry(), tiled_vectorized_entry(),
-      wmma_entry(),         wmma_double_buffered_entry(),
-      volta_mma_entry(),    wgmma_entry(),
+      sm90_entry(),
+      mma_sync_entry(),
+      simt_entry(),
+      naive_entry(),
+      tiled_entry(),
+      tiled_padded_entry(),
+      tiled_vectorized_entry(),
+      wmma_entry(),
+      wmma_double_buffered_entry(),
+      volta_mma_entry(),
+      wgmma_entry(),
   };
   return table;
 }

@@ -39,8 +39,7 @@ cudaError_t describe_kernel(void (*kernel)(Args...), int threads, int shared_byt
   }
   if (error == cudaSuccess) error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
-    error =
-        cudaDeviceGetAttribute(&sm_threads, cudaDevAttrMaxThreadsPerMultiProcessor, device);
+    error = cudaDeviceGetAttribute(&sm_threads, cudaDevAttrMaxThreadsPerMultiProcessor, device);
   }
   if (error != cudaSuccess) return error;
   resources = {.registers = attributes.numRegs,
@@ -68,6 +67,49 @@ std::string launch_kernel(int64_t ctas, int threads, int shared_bytes, const Lau
     error = cudaGetLastError();
   }
   return error == cudaSuccess ? std::string() : std::string("CUDA: ") + cudaGetErrorString(error);
+}
+
+// The same for a kernel whose CTAs, in clusters of `cluster`, walk over `tiles` tiles per cluster:
+// as many as run at once. One CTA fits on an SM.
+template <auto kKernel, class... Args>
+std::string launch_persistent(int64_t tiles, int cluster, int threads, int shared_bytes,
+                              const LaunchTarget& target, const Args&... args) {
+  static std::atomic<int> resident[64];  // clusters, by device; 0: not asked yet
+  const auto failed = [](cudaError_t error) {
+    return std::string("CUDA: ") + cudaGetErrorString(error);
+  };
+  if (target.resources) {
+    return launch_kernel<kKernel>(1, threads, shared_bytes, target, args...);
+  }
+  if (const cudaError_t error = allow_shared_memory<kKernel>(shared_bytes); error != cudaSuccess) {
+    return failed(error);
+  }
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = target.stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return failed(error);
+  std::atomic<int>& known = resident[device % 64];
+  int clusters = device < 64 ? known.load(std::memory_order_relaxed) : 0;
+  if (clusters == 0) {
+    config.gridDim = static_cast<unsigned>(cluster);
+    const cudaError_t error = cudaOccupancyMaxActiveClusters(&clusters, kKernel, &config);
+    if (error != cudaSuccess) return failed(error);
+    if (clusters == 0) return "no cluster of " + std::to_string(cluster) + " CTAs fits on the GPU";
+    known.store(clusters, std::memory_order_relaxed);
+  }
+  config.gridDim = static_cast<unsigned>(std::min<int64_t>(tiles, clusters) * cluster);
+  static_cast<void>(cudaGetLastError());  // an earlier call's, not to be blamed on this launch
+  const cudaError_t error = cudaLaunchKernelEx(&config, kKernel, args...);
+  static_cast<void>(cudaGetLastError());
+  return error == cudaSuccess ? std::string() : failed(error);
 }
 
 inline int64_t tile_count(const GemmParams& params, int block_m, int block_n) {

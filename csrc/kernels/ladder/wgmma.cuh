@@ -4,15 +4,12 @@
 // warpgroups do nothing but multiply, each 64 rows of the CTA's 128x256 outputs.
 #pragma once
 
-#include <cuda/ptx>
-
+#include "device/tma.cuh"
 #include "device/wgmma.cuh"
 #include "kernels/ladder/common.cuh"
 #include "kernels/ladder/wgmma.hpp"
 
 namespace tgemm::ladder {
-
-namespace cptx = cuda::ptx;
 
 constexpr TileShape kTile = kWgmmaTile;
 constexpr int kStages = kTile.stages;
@@ -46,60 +43,6 @@ struct Barriers {
   }
 };
 
-__device__ inline void wait(uint64_t& barrier, uint32_t parity) {
-  while (!cptx::mbarrier_try_wait_parity(&barrier, parity)) {
-  }
-}
-
-__device__ inline void arrive(uint64_t& barrier) {
-  cptx::mbarrier_arrive(cptx::sem_release, cptx::scope_cta, cptx::space_shared, &barrier);
-}
-
-// Goes round the stages; each round flips the parity that the barriers are waited for with.
-struct StageCursor {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void advance() {
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-    if (stage == 0) parity ^= 1;
-  }
-};
-
-// Where TMA finds a tile of the operand: its coordinates in the map.
-struct MapCoordinates {
-  int32_t batch[kMapBatchDims] = {};
-  __device__ MapCoordinates(const OperandMap& operand, const GemmParams& params, int64_t index) {
-    for (int dim = params.batch_dims - 1; dim >= 0; --dim) {
-      const int64_t outer = index / params.batch_size[dim];
-#pragma unroll
-      for (int i = 0; i < kMapBatchDims; ++i) {
-        if (operand.batch_dim[i] == dim) {
-          batch[i] = static_cast<int32_t>(index - outer * params.batch_size[dim]);
-        }
-      }
-      index = outer;
-    }
-  }
-};
-
-// Asks TMA for a tile of kMn by 64 elements. K-major, it is one box; else one box for each 64 rows
-// (columns), because a box is as wide as the swizzle.
-template <int kMn, bool kKMajor>
-__device__ inline void request_tile(unsigned char* tile, const OperandMap& operand,
-                                    const MapCoordinates& at, int64_t mn, int64_t k,
-                                    uint64_t& barrier) {
-  constexpr int kBox = kKMajor ? kMn : 64;
-#pragma unroll
-  for (int i = 0; i < kMn / kBox; ++i) {
-    const auto at_mn = static_cast<int32_t>(mn + i * kBox);
-    const auto at_k = static_cast<int32_t>(k);
-    const int32_t coordinates[5] = {kKMajor ? at_k : at_mn, kKMajor ? at_mn : at_k, at.batch[0],
-                                    at.batch[1], at.batch[2]};
-    cptx::cp_async_bulk_tensor(cptx::space_cluster, cptx::space_global,
-                               tile + i * kBox * kTile.k * 2, &operand.map, coordinates, &barrier);
-  }
-}
-
 // What TMA cannot read: copies a tile of kMn by 64 elements with plain loads and stores, by the 128
 // threads of the producing warpgroup, into the K-major arrangement that TMA would have made.
 template <class T, int kMn, Side kSide>
@@ -125,15 +68,12 @@ __device__ inline void copy_tile(unsigned char* tile, const Operand<kSide>& oper
 // always in flight, and hands the sums to the epilogue.
 template <bool kBf16, bool kAKMajor, bool kBKMajor>
 __device__ inline void consume(const GemmParams& params, const Tile& tile, unsigned char* stages,
-                               Barriers& barriers, StageCursor& cursor) {
+                               Barriers& barriers, StageCursor<kStages>& cursor) {
+  using Multiplier = ptx::Wgmma<kTile.n, kBf16, kAKMajor, kBKMajor>;
   const int consumer = threadIdx.x / 128 - 1;
   const int thread = threadIdx.x % 128;
   const int k_tiles = static_cast<int>((params.k + kTile.k - 1) / kTile.k);
-  float sums[128];
-  if (k_tiles == 0) {
-#pragma unroll
-    for (float& sum : sums) sum = 0.0f;
-  }
+  float sums[kTile.n / 2] = {};
   int previous = -1;  // the stage that the group in flight before this one reads
   for (int i = 0; i < k_tiles; ++i) {
     wait(barriers.full[cursor.stage], cursor.parity);
@@ -144,7 +84,7 @@ __device__ inline void consume(const GemmParams& params, const Tile& tile, unsig
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kTile.k / kWgmmaK; ++step) {
-      ptx::wgmma_m64n256k16<kBf16, kAKMajor, kBKMajor>(sums, a, b, i + step > 0);
+      Multiplier::multiply(sums, a, b);
       a += ptx::kWgmmaStepK<kAKMajor>;
       b += ptx::kWgmmaStepK<kBKMajor>;
     }
@@ -158,7 +98,7 @@ __device__ inline void consume(const GemmParams& params, const Tile& tile, unsig
   if (previous >= 0 && thread == 0) arrive(barriers.empty[previous]);
 
   // Both consumers are through with the tiles before sums are written over them.
-  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers * 128) : "memory");
+  ptx::named_barrier_sync(1, kConsumers * 128);
   const int warp = thread / 32;
   const int lane = thread % 32;
   float* staged = reinterpret_cast<float*>(stages) + (consumer * 4 + warp) * kStagedFloats;
@@ -186,7 +126,7 @@ __global__ void __launch_bounds__(kTile.threads, 1)
   unsigned char* stages = shared + (1024 - ptx::shared_address(shared) % 1024) % 1024;
   __shared__ Barriers barriers;
   barriers.init(/*filling=*/1);
-  StageCursor cursor;
+  StageCursor<kStages> cursor;
 
   for_each_tile<kTile.m, kTile.n>(params, [&](const Tile& tile) {
     if (threadIdx.x >= 128) {
@@ -218,7 +158,7 @@ __global__ void __launch_bounds__(kTile.threads, 1)
   unsigned char* stages = shared + (1024 - ptx::shared_address(shared) % 1024) % 1024;
   __shared__ Barriers barriers;
   barriers.init(/*filling=*/128);
-  StageCursor cursor;
+  StageCursor<kStages> cursor;
 
   for_each_tile<kTile.m, kTile.n>(params, [&](const Tile& tile) {
     if (threadIdx.x >= 128) {

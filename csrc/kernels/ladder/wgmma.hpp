@@ -3,8 +3,8 @@
 
 #include <string>
 
+#include "device/tensor_map.hpp"
 #include "kernels/ladder/rungs.hpp"
-#include "kernels/tensor_map.hpp"
 
 namespace tgemm::ladder {
 

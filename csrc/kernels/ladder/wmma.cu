@@ -30,15 +30,20 @@ class FragmentLoader {
               leading_ < int64_t{1} << 31 && operand.contains(mn, rows, 0, 0);
   }
 
-  // Loads fragment i at k: straight from memory where it lies inside the matrix and can be read so,
-  // else through 16x16 elements of shared memory.
+  // Can the fragments at k be loaded straight from memory: do they lie inside the matrix, in rows
+  // that wmma can read?
+  __device__ bool direct(int64_t k) const { return direct_ && k + kFragment <= operand_.k_size(); }
+
   template <class Fragment>
   __device__ void load(Fragment& fragment, int i, int64_t k) const {
-    if (direct_ && k + kFragment <= operand_.k_size()) {
-      const T* from = from_ + i * kFragment * operand_.mn_stride() + k * operand_.k_stride();
-      wmma::load_matrix_sync(fragment, from, static_cast<unsigned>(leading_));
-      return;
-    }
+    wmma::load_matrix_sync(fragment,
+                           from_ + i * kFragment * operand_.mn_stride() + k * operand_.k_stride(),
+                           static_cast<unsigned>(leading_));
+  }
+
+  // The same for any fragment, through 16x16 elements of shared memory.
+  template <class Fragment>
+  __device__ void load_any(Fragment& fragment, int i, int64_t k) const {
     __syncwarp();
 #pragma unroll 4
     for (int e = threadIdx.x % 32; e < kFragment * kFragment; e += 32) {
@@ -76,17 +81,22 @@ __global__ void __launch_bounds__(kTile.threads, 2)
       const FragmentLoader<T, kBKMajor, Side::kB> load_b(b, n, kWarpN, patches[warp]);
       Sums sums;
       for (int64_t k = 0; k < params.k; k += kFragment) {
+        FragmentA<T, kAKMajor> from_a[Sums::kFragmentsM];
         FragmentB<T, kBKMajor> from_b[Sums::kFragmentsN];
+        // All loads first: one wait for memory instead of one for each fragment.
+        if (load_a.direct(k) && load_b.direct(k)) {
 #pragma unroll
-        for (int j = 0; j < Sums::kFragmentsN; ++j) {
-          load_b.load(from_b[j], j, k);
+          for (int j = 0; j < Sums::kFragmentsN; ++j) load_b.load(from_b[j], j, k);
+#pragma unroll
+          for (int i = 0; i < Sums::kFragmentsM; ++i) load_a.load(from_a[i], i, k);
+        } else {
+#pragma unroll
+          for (int j = 0; j < Sums::kFragmentsN; ++j) load_b.load_any(from_b[j], j, k);
+#pragma unroll
+          for (int i = 0; i < Sums::kFragmentsM; ++i) load_a.load_any(from_a[i], i, k);
         }
 #pragma unroll
-        for (int i = 0; i < Sums::kFragmentsM; ++i) {
-          FragmentA<T, kAKMajor> from_a;
-          load_a.load(from_a, i, k);
-          sums.multiply(i, from_a, from_b);
-        }
+        for (int i = 0; i < Sums::kFragmentsM; ++i) sums.multiply(i, from_a[i], from_b);
       }
       sums.finish(params, tile, m, n, staged[warp]);
     });

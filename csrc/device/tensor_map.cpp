@@ -1,4 +1,4 @@
-#include "kernels/tensor_map.hpp"
+#include "device/tensor_map.hpp"
 
 #include <cuda_runtime.h>
 

@@ -1,0 +1,80 @@
+// Tiles that TMA brings to shared memory (sm_90), and the mbarriers that say when they are there.
+// The instructions themselves are libcu++'s (cuda::ptx).
+#pragma once
+
+#include <cstdint>
+#include <cuda/ptx>
+
+#include "device/params.hpp"
+#include "device/tensor_map.hpp"
+
+namespace tgemm {
+
+namespace cptx = cuda::ptx;
+
+// Elements of a tile along K: as wide as the 128-byte swizzle.
+inline constexpr int kTmaTileK = 64;
+
+__device__ inline void wait(uint64_t& barrier, uint32_t parity) {
+  while (!cptx::mbarrier_try_wait_parity(&barrier, parity)) {
+  }
+}
+
+__device__ inline void arrive(uint64_t& barrier) {
+  cptx::mbarrier_arrive(cptx::sem_release, cptx::scope_cta, cptx::space_shared, &barrier);
+}
+
+// Goes round the stages; each round flips the parity that the barriers are waited for with.
+template <int kStages>
+struct StageCursor {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void advance() {
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    if (stage == 0) parity ^= 1;
+  }
+};
+
+// Where TMA finds a batch entry of an operand: its coordinates in the map.
+struct MapCoordinates {
+  int32_t batch[kMapBatchDims] = {};
+  __device__ MapCoordinates(const OperandMap& operand, const GemmParams& params, int64_t index) {
+    for (int dim = params.batch_dims - 1; dim >= 0; --dim) {
+      const int64_t outer = index / params.batch_size[dim];
+#pragma unroll
+      for (int i = 0; i < kMapBatchDims; ++i) {
+        if (operand.batch_dim[i] == dim) {
+          batch[i] = static_cast<int32_t>(index - outer * params.batch_size[dim]);
+        }
+      }
+      index = outer;
+    }
+  }
+};
+
+// Asks TMA for kMn by 64 elements from (mn, k) on. K-major, they are one box; else one box for each
+// 64 rows (columns), because a box is as wide as the swizzle. With a `multicast` mask, every CTA of
+// the cluster that it names gets them, at the same address, and hears of it at its own barrier.
+template <int kMn, bool kKMajor>
+__device__ inline void request_tile(unsigned char* tile, const OperandMap& operand,
+                                    const MapCoordinates& at, int64_t mn, int64_t k,
+                                    uint64_t& barrier, uint16_t multicast = 0) {
+  constexpr int kBox = kKMajor ? kMn : 64;
+#pragma unroll
+  for (int i = 0; i < kMn / kBox; ++i) {
+    const auto at_mn = static_cast<int32_t>(mn + i * kBox);
+    const auto at_k = static_cast<int32_t>(k);
+    const int32_t coordinates[5] = {kKMajor ? at_k : at_mn, kKMajor ? at_mn : at_k, at.batch[0],
+                                    at.batch[1], at.batch[2]};
+    unsigned char* to = tile + i * kBox * kTmaTileK * 2;
+    if (multicast == 0) {
+      cptx::cp_async_bulk_tensor(cptx::space_cluster, cptx::space_global, to, &operand.map,
+                                 coordinates, &barrier);
+    } else {
+      cptx::cp_async_bulk_tensor(cptx::space_cluster, cptx::space_global, to, &operand.map,
+                                 coordinates, &barrier, multicast);
+    }
+  }
+}
+
+}  // namespace tgemm

@@ -1,0 +1,10 @@
+// The sm90 row of the kernel table.
+#pragma once
+
+#include "gemm/plan.hpp"
+
+namespace tgemm {
+
+KernelEntry sm90_entry();
+
+}  // namespace tgemm
