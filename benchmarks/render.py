@@ -273,9 +273,9 @@ def _rung_cells(row: dict[str, Any], counted: dict[str, Any] | None) -> dict[str
         cells |= {
             "wavefronts per shared load, store": f"{loads}, {stores}",
             "bank conflicts of loads, stores": ", ".join(conflicts),
-            "DRAM, L2": f"{_number(counted['dram_percent'], '.1f')}%, "
-            f"{_number(counted['l2_percent'], '.1f')}% of peak",
-            "Tensor Cores busy": f"{_number(counted['tensor_busy_percent'], '.1f')}%",
+            "DRAM, L2": f"{_percent(counted['dram_percent'])}, "
+            f"{_percent(counted['l2_percent'])} of peak",
+            "Tensor Cores busy": _percent(counted["tensor_busy_percent"]),
             "top stalls": ", ".join(f"{why} {warps:.2f}" for why, warps in counted["stalls"]),
         }
     return cells
@@ -298,6 +298,10 @@ def ladder_layouts(nn: Result, nt: Result | None) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "n/a" if value is None else format(value, form)
+
+
+def _percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.1f}%"
 
 
 def picture_is_current(document: Path, results: Path = RESULTS) -> bool:

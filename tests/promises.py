@@ -44,7 +44,7 @@ PROMISES = {
     "wmma*:*": Promise(("fp16", "bf16", "fp32/bf16", "fp32/fp16")),
     "volta_mma:*": Promise(("fp16", "fp32/fp16")),
     "wgmma:*_staged": Promise(("fp16", "bf16", "fp32/bf16", "fp32/fp16")),
-    "sm90:*": Promise(("fp16", "bf16"), aligned=True),
+    "sm90*:*": Promise(("fp16", "bf16"), aligned=True),
     "wgmma:*": Promise(("fp16", "bf16"), aligned=True),
     "simt:*_staged": Promise(("fp16", "bf16", "fp32")),
     "simt:*": Promise(("fp32",)),

@@ -1,4 +1,4 @@
-"""The benchmark runs (on the CPU here, where its times mean nothing) and the README shows its results."""
+"""The benchmark runs (on the CPU here, where its times mean nothing) and the documents show its results."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_no_gpu_is_one_sentence(monkeypatch, capsys):
     assert "torch finds no GPU" in capsys.readouterr().err
 
 
-def test_readme_is_up_to_date(capsys):
+def test_documents_are_up_to_date(capsys):
     assert render.main(["--check"]) == 0, capsys.readouterr().out
 
 
@@ -117,6 +117,28 @@ def test_render(tmp_path):
     )
     with pytest.raises(ValueError, match="<!-- begin: a --> has no counterpart"):
         render.render("<!-- begin: a -->\n<!-- end: b -->")
+
+
+def test_render_several_documents(tmp_path, capsys):
+    marked = "<!-- begin: speed -->\nold\n<!-- end: speed -->\n"
+    first, second = tmp_path / "a.md", tmp_path / "b.md"
+    first.write_text(marked)
+    second.write_text("no marker\n")
+    arguments = ["--document", str(first), "--document", str(second), "--results", str(tmp_path)]
+    assert render.main([*arguments, "--check"]) == 1
+    second.write_text(marked)
+    first.write_text(marked.replace("old", "Not measured yet."))
+    assert render.main([*arguments, "--check"]) == 1
+    assert "b.md is not up to date" in capsys.readouterr().out
+    assert render.main(arguments) == 0
+    assert capsys.readouterr().out == f"written: {second}\n"
+    assert second.read_text() == first.read_text()
+    assert render.main([*arguments, "--check"]) == 0
+
+
+def test_the_documents_exist():
+    assert [path.name for path in render.DOCUMENTS] == ["README.md", "ladder.md"]
+    assert all(path.is_file() for path in render.DOCUMENTS)
 
 
 def test_old_results_are_named(tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -602,3 +603,74 @@ def test_readme_without_matplotlib(document, measured, monkeypatch, capsys):
     assert rendered(document) == 2
     assert "torch_gemm[plots]" in capsys.readouterr().err
     assert document.read_text() == before
+
+
+# --- The tutorial
+
+TUTORIAL = render.ROOT / "docs" / "ladder.md"
+
+
+def test_tutorial_has_a_section_with_figures_for_each_rung():
+    markers = re.findall(r"<!-- begin: ladder-(\w+) -->", TUTORIAL.read_text())
+    rungs = [rung.kernel for rung in RUNGS]
+    assert [name for name in markers if name not in ("measured", "layouts")] == rungs
+    headings = re.findall(r"^## \d\. (\w+)$", TUTORIAL.read_text(), re.M)
+    assert headings == rungs
+
+
+def test_tutorial_quotes_the_sources():
+    quotes = re.findall(r"^```cpp\n// (\S+)\n(.*?)^```", TUTORIAL.read_text(), re.M | re.S)
+    assert len(quotes) == len(RUNGS)
+    for path, quoted in quotes:
+        source = (render.ROOT / path).read_text()
+        for piece in quoted.split("...\n"):
+            assert piece in source, f"{path} has no longer:\n{piece}"
+
+
+def test_figures_of_a_rung_before_the_measurement(tmp_path):
+    for name in ("measured", "layouts", *(rung.kernel for rung in RUNGS)):
+        assert render.block_of(f"ladder-{name}", tmp_path) == "Not measured yet.\n"
+
+
+def test_figures_of_a_rung(measured, tmp_path):
+    def block(name: str) -> str:
+        return render.block_of(f"ladder-{name}", tmp_path)
+
+    store = tmp_path / "ladder_nn_fp16.json"
+    store.write_text(measure.result_text(measured))
+    tiled = block("tiled")
+    assert "| time | 500.0 us |\n" in tiled
+    assert "| over naive | 2.00x |\n| over the rung before | 2.00x |\n" in tiled
+    assert "| registers per thread | 128 |\n| shared memory per CTA | 3.0 KiB |\n" in tiled
+    assert "| occupancy | 25%: 2 x 256 threads per SM |" in tiled
+    assert "stalls" not in tiled  # it was not profiled
+    assert "| over the rung before | - |" in block("naive")
+    assert "| | `tiled_vectorized` | `128x128_scalar` |\n|---|---|---|\n" in block(
+        "tiled_vectorized"
+    )
+    assert block("wgmma") == (
+        "`wgmma` did not run: wgmma:128x128 cannot run this: [sm_90a] only.\n"
+    )
+    assert "16 x 16 x 16, fp16, both operands row-major. NVIDIA H200" in block("measured")
+    assert "FP32 FMA 67, Tensor Cores 1070." in block("measured")
+    assert block("layouts") == "Not measured yet.\n"
+
+    nt = copy.deepcopy(measured)
+    nt["rows"][0]["us"] = 2500.0
+    (tmp_path / "ladder_nt_fp16.json").write_text(measure.result_text(nt))
+    assert "| `naive` | 1000.0 us | 2500.0 us | 2.50x |\n" in block("layouts")
+    assert "wgmma" not in block("layouts")
+
+    naive = ("void tgemm::ladder::naive<__half>(tgemm::GemmParams)", {"wait": "2"})
+    counted = map(nsight.describe, nsight.parse_raw_csv(raw_csv([naive, TILED], ("gmma",))))
+    rows = [
+        {"name": name, **counts} for name, counts in zip(("naive", "tiled"), counted, strict=True)
+    ]
+    measured["profile"] = {"caption": "", "rows": rows}
+    store.write_text(measure.result_text(measured))
+    tiled = block("tiled")
+    assert "| wavefronts per shared load, store | 4.00, 32.00 |\n" in tiled
+    assert "| bank conflicts of loads, stores | 0, 3,100 |\n" in tiled
+    assert "| DRAM, L2 | 12.3%, 0.0% of peak |\n| Tensor Cores busy | n/a |\n" in tiled
+    assert "| top stalls | long_scoreboard 5.25, wait 1.75, barrier 0.50 |\n" in tiled
+    assert "stalls" not in block("tiled_padded")

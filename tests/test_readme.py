@@ -1,4 +1,4 @@
-"""The Python in README.md runs, and the commands it names exist."""
+"""The Python in README.md runs, and what the documents name and link to exists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def test_usage_runs(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/ladder.md"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_make_targets_exist(document: str) -> None:
     text = (ROOT / document).read_text()
     # "make" is also an English verb: commands are code, alone on a line or in backticks.
@@ -30,10 +33,11 @@ def test_make_targets_exist(document: str) -> None:
     assert named <= declared, named - declared
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document: str) -> None:
-    for target in re.findall(r"\]\(([^)#]+)", (ROOT / document).read_text()):
-        assert target.startswith("https://") or (ROOT / target).exists(), target
+    path = ROOT / document
+    for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
+        assert target.startswith("https://") or (path.parent / target).exists(), target
 
 
 def test_named_configurations_exist() -> None:

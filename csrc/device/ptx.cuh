@@ -62,6 +62,17 @@ __device__ inline void stmatrix_x4(uint32_t shared, const uint32_t (&d)[4]) {
                : "memory");
 }
 
+// 9.7.13.15.13 mbarrier.arrive at the barrier of CTA `rank` of the cluster that has the address of
+// this one. Orders nothing but what the CTA itself sees (scope .cta, unlike libcu++'s, which waits
+// for all of the GPU): enough where nothing was written for the other side to read. sm_90.
+__device__ inline void mbarrier_arrive_remote(uint64_t* barrier, int rank) {
+  asm volatile(
+      "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
 // 9.7.13.1 barrier: waits for `threads` threads of the CTA at barrier `id` (1 to 15; 0 is
 // __syncthreads).
 __device__ inline void named_barrier_sync(int id, int threads) {

@@ -33,6 +33,10 @@ struct StageCursor {
     stage = stage + 1 == kStages ? 0 : stage + 1;
     if (stage == 0) parity ^= 1;
   }
+  __device__ void advance(int count) {
+    parity ^= (stage + count) / kStages & 1;
+    stage = (stage + count) % kStages;
+  }
 };
 
 // Where TMA finds a batch entry of an operand: its coordinates in the map.

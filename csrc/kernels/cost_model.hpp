@@ -26,12 +26,33 @@ constexpr double kLoadLatencyUs = 1.2;
 // Warps that it takes to keep an SM's multipliers busy.
 constexpr double kWarpsToSaturate = 4.0;
 
+// Reading operands and residual and writing outputs at the memory's rate, microseconds.
+inline double memory_us(const Problem& problem, const Device& device) {
+  const Epilogue& epilogue = problem.epilogue;
+  const double element = bytes_per_element(problem.a.dtype);
+  const double out_bytes =
+      bytes_per_element(problem.out.dtype) +
+      (epilogue.has_residual ? bytes_per_element(epilogue.residual.dtype) : 0) +
+      (epilogue.has_preact ? bytes_per_element(epilogue.preact.dtype) : 0);
+  const double m = static_cast<double>(problem.m);
+  const double n = static_cast<double>(problem.n);
+  const double k = static_cast<double>(problem.k);
+  return static_cast<double>(problem.batch_count()) *
+         ((m * k + k * n) * element + m * n * out_bytes) / device.memory_bytes_per_us;
+}
+
+// Writing and reading split-K's partial sums, microseconds.
+inline double partial_sums_us(const Problem& problem, const Device& device, int split_k) {
+  const double bytes = static_cast<double>(problem.batch_count()) * static_cast<double>(problem.m) *
+                       static_cast<double>(problem.n) * split_k * sizeof(float);
+  return 2.0 * bytes / (kL2Speedup * device.memory_bytes_per_us);
+}
+
 // Kernel time of a GEMM in CTA tiles of `config`, microseconds. `slowdown` scales the mainloop's
 // rate for operand types that multiply slower than the rate was measured with.
 inline double tile_cost_us(const Problem& problem, const Device& device, const TileConfig& config,
                            int split_k, double slowdown) {
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const double batches = static_cast<double>(problem.batch_count());
   const int64_t tiles = ceil_div(problem.m, config.block_m) * ceil_div(problem.n, config.block_n) *
                         problem.batch_count() * split_k;
 
@@ -52,24 +73,9 @@ inline double tile_cost_us(const Problem& problem, const Device& device, const T
   const double mainloop_us = std::max(multiply_us, latency_us);
   const double edges_us = waves * (kPrologueUs + kEpilogueUs * area / (128.0 * 256.0));
 
-  const Epilogue& epilogue = problem.epilogue;
-  const double element = bytes_per_element(problem.a.dtype);
-  const double out_bytes =
-      bytes_per_element(problem.out.dtype) +
-      (epilogue.has_residual ? bytes_per_element(epilogue.residual.dtype) : 0) +
-      (epilogue.has_preact ? bytes_per_element(epilogue.preact.dtype) : 0);
-  const double m = static_cast<double>(problem.m);
-  const double n = static_cast<double>(problem.n);
-  const double k = static_cast<double>(problem.k);
-  const double memory_us =
-      batches * ((m * k + k * n) * element + m * n * out_bytes) / device.memory_bytes_per_us;
-
-  double reduce_us = 0.0;
-  if (split_k > 1) {
-    const double partial_bytes = batches * m * n * split_k * sizeof(float);  // written, then read
-    reduce_us = kReduceUs + 2.0 * partial_bytes / (kL2Speedup * device.memory_bytes_per_us);
-  }
-  return kStartUs + std::max(mainloop_us + edges_us, memory_us) + reduce_us;
+  const double reduce_us =
+      split_k > 1 ? kReduceUs + partial_sums_us(problem, device, split_k) : 0.0;
+  return kStartUs + std::max(mainloop_us + edges_us, memory_us(problem, device)) + reduce_us;
 }
 
 }  // namespace tgemm

@@ -123,8 +123,12 @@ TEST(Select, HalfPrecisionRunsOnTensorCores) {
   for (const Device& device : {h200(), h100_pcie(), h20(), a100(), rtx3090()}) {
     SCOPED_TRACE(device.name);
     for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-      EXPECT_EQ(chosen(linear_problem(4096, 4096, 4096, dtype), device), "mma_sync");
-      EXPECT_EQ(chosen(linear_problem(1, 4096, 4096, dtype), device), "mma_sync");
+      const bool hopper = device.compute_capability == 90;
+      EXPECT_EQ(chosen(linear_problem(4096, 4096, 4096, dtype), device),
+                hopper ? "sm90" : "mma_sync");
+      EXPECT_NE(chosen(linear_problem(1, 4096, 4096, dtype), device), "simt");
+      // Rows of an odd length: TMA cannot read them.
+      EXPECT_EQ(chosen(linear_problem(4096, 4096, 4095, dtype), device), "mma_sync");
     }
   }
 }

@@ -50,7 +50,10 @@ def test_every_kernel_is_here():
     assert [str(config) for config in CONFIGS if not config.modes] == []
     assert sorted(kernel["name"] for kernel in json.loads(torch.ops.tgemm._kernels())) == FAMILIES
     # These two run what no other automatic kernel does.
-    assert {config.kernel for config in CONFIGS if not config.promise.aligned} >= {"mma_sync", "simt"}
+    assert {config.kernel for config in CONFIGS if not config.promise.aligned} >= {
+        "mma_sync",
+        "simt",
+    }
 
 
 @pytest.mark.parametrize(("config", "mode"), CONFIG_MODES)

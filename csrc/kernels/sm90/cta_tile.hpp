@@ -5,13 +5,21 @@
 
 namespace tgemm::sm90 {
 
-// A CTA computes 128 x kBlockN outputs; kCluster CTAs, one below the other, share the columns of B:
-// each loads its part of a tile of B for all of them.
-template <int kBlockN_, int kStages_, int kCluster_>
+// How the two consumer warpgroups share the work: 64 rows each of every tile, or whole tiles in
+// turn, so that one multiplies while the other is in its epilogue.
+enum class Schedule { kCooperative, kPingPong };
+
+// A CTA computes 128 x kBlockN outputs at a time; kCluster CTAs, one below the other, share the
+// columns of B: each loads its part of a tile of B for all of them.
+template <Schedule kSchedule_, int kBlockN_, int kStages_, int kCluster_>
 struct CtaTile {
+  static constexpr Schedule kSchedule = kSchedule_;
+  static constexpr bool kPingPong = kSchedule == Schedule::kPingPong;
   static constexpr int kBlockM = 128, kBlockN = kBlockN_, kBlockK = 64;
   static constexpr int kStages = kStages_, kCluster = kCluster_;
-  static constexpr int kConsumers = 2;  // warpgroups, 64 rows each
+  static constexpr int kConsumers = 2;  // warpgroups
+  static constexpr int kConsumersPerTile = kPingPong ? 1 : kConsumers;
+  static constexpr int kBlocks = kBlockM / 64 / kConsumersPerTile;  // of 64 rows, per consumer
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kBytesA = kBlockM * kBlockK * 2;
   static constexpr int kBytesB = kBlockN * kBlockK * 2;

@@ -9,11 +9,10 @@
 
 namespace tgemm::sm90 {
 
-using Tiles = std::tuple<  //
-    CtaTile<256, 4, 2>,    //
-    CtaTile<256, 4, 1>,    //
-    CtaTile<128, 6, 2>,    //
-    CtaTile<128, 6, 1>>;
+using Tiles = std::tuple<                        //
+    CtaTile<Schedule::kCooperative, 256, 4, 1>,  //
+    CtaTile<Schedule::kCooperative, 256, 4, 2>,  //
+    CtaTile<Schedule::kPingPong, 128, 6, 1>>;
 
 // `tile` indexes Tiles.
 template <bool kBf16>

@@ -1,4 +1,4 @@
-// The sm90 row of the kernel table.
+// The sm90 rows of the kernel table.
 #pragma once
 
 #include "gemm/plan.hpp"
@@ -6,5 +6,6 @@
 namespace tgemm {
 
 KernelEntry sm90_entry();
+KernelEntry sm90_pingpong_entry();
 
 }  // namespace tgemm
