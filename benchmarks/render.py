@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,14 @@ from torch_gemm._digest import source_digest
 from torch_gemm.console import CommandError
 from torch_gemm.ladder.picture import draw, drawn_digest, result_digest
 from torch_gemm.ladder.rungs import RUNGS
-from torch_gemm.ladder.tables import EMULATED, share_of_peak, times_of
+from torch_gemm.ladder.tables import (
+    EMULATED,
+    counter_text,
+    percent_text,
+    share_of_peak,
+    shared_kib,
+    times_of,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).with_name("results")
@@ -87,6 +94,10 @@ def source_of(result: Result) -> str:
     )
 
 
+def _table(header: str, rule: str, rows: Iterable[str]) -> str:
+    return "\n".join([header, rule, *rows]) + "\n"
+
+
 # --- Results of benchmarks.side_by_side
 
 
@@ -97,17 +108,16 @@ def side_by_side(result: Result) -> str:
 
 def table_of(rows: Sequence[dict[str, Any]]) -> str:
     """One line a shape: torch, tgemm's own choice and what it chose, and their ratio."""
-    lines = [
+    return _table(
         "| M x N x K | dtype | torch | tgemm | kernel | speed-up |",
         "|---|---|---:|---:|---|---:|",
-    ]
-    lines += [
-        f"| {row['m']} x {row['n']} x {row['k']} | {row['dtype']} "
-        f"| {_time(row['contenders']['torch'])} | {_time(row['contenders']['tgemm'])} "
-        f"| `{row['chosen']}` | {row['ratio']:.2f} |"
-        for row in rows
-    ]
-    return "\n".join(lines) + "\n"
+        (
+            f"| {row['m']} x {row['n']} x {row['k']} | {row['dtype']} "
+            f"| {_time(row['contenders']['torch'])} | {_time(row['contenders']['tgemm'])} "
+            f"| `{row['chosen']}` | {row['ratio']:.2f} |"
+            for row in rows
+        ),
+    )
 
 
 def caption_of(result: Result) -> str:
@@ -142,17 +152,16 @@ def ladder(nn: Result, nt: Result | None, fp32: Result | None) -> str:
 
 def ladder_table(result: Result) -> str:
     """One line for each rung, each twin, and cuBLAS."""
-    lines = [
+    return _table(
         "| kernel | idea | us | TFLOP/s | over naive | over the rung before | of peak |",
         "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    lines += [
-        f"| {_name(row)} | {row['idea']} | {row['us']:.1f} | {row['tflops']:.1f} "
-        f"| {times_of(row['over_naive'])} | {times_of(row['over_refined'])} | {share_of_peak(row)} |"
-        for row in result["rows"]
-        if "us" in row
-    ]
-    return "\n".join(lines) + "\n"
+        (
+            f"| {_name(row)} | {row['idea']} | {row['us']:.1f} | {row['tflops']:.1f} "
+            f"| {times_of(row['over_naive'])} | {times_of(row['over_refined'])} | {share_of_peak(row)} |"
+            for row in result["rows"]
+            if "us" in row
+        ),
+    )
 
 
 def ladder_caption(result: Result) -> str:
@@ -181,17 +190,16 @@ def ladder_caption(result: Result) -> str:
 
 def accuracy_table(result: Result) -> str:
     """How far each way to multiply FP32 operands is from FP64."""
-    lines = [
+    return _table(
         "| kernel | multiplies | TFLOP/s | largest error | RMS error |",
         "|---|---|---:|---:|---:|",
-    ]
-    lines += [
-        f"| {_name(row)} | {_multiplies(row)} | {row['tflops']:.1f} "
-        f"| {row['largest_error']:.1e} | {row['rms_error']:.1e} |"
-        for row in result["rows"]
-        if "us" in row
-    ]
-    return "\n".join(lines) + "\n"
+        (
+            f"| {_name(row)} | {_multiplies(row)} | {row['tflops']:.1f} "
+            f"| {row['largest_error']:.1e} | {row['rms_error']:.1e} |"
+            for row in result["rows"]
+            if "us" in row
+        ),
+    )
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -235,15 +243,14 @@ def ladder_rung(name: str, nn: Result) -> str:
         return "".join(refused) or NOT_MEASURED
     counted = {row["name"]: row for row in nn.get("profile", {}).get("rows", ())}
     columns = [_rung_cells(row, counted.get(row["name"])) for row in measured]
-    lines = [
+    return _table(
         "| | " + " | ".join(f"`{row['name'].rpartition(':')[2]}`" for row in measured) + " |",
         "|---|" + "---|" * len(measured),
-    ]
-    lines += [
-        f"| {label} | " + " | ".join(column[label] for column in columns) + " |"
-        for label in columns[0]
-    ]
-    return "\n".join(lines) + "\n" + "".join(refused)
+        (
+            f"| {label} | " + " | ".join(column[label] for column in columns) + " |"
+            for label in columns[0]
+        ),
+    ) + "".join(refused)
 
 
 def _rung_cells(row: dict[str, Any], counted: dict[str, Any] | None) -> dict[str, str]:
@@ -256,26 +263,26 @@ def _rung_cells(row: dict[str, Any], counted: dict[str, Any] | None) -> dict[str
     }
     taken = row.get("resources")
     if taken:
-        shared = (taken["static_shared_bytes"] + taken["dynamic_shared_bytes"]) / 1024
         cells |= {
             "registers per thread": str(taken["registers"]),
-            "shared memory per CTA": f"{shared:.1f} KiB",
+            "shared memory per CTA": f"{shared_kib(taken):.1f} KiB",
             "occupancy": f"{taken['occupancy']:.0%}: {taken['ctas_per_sm']} x {taken['threads']} "
             "threads per SM",
         }
     if counted:
         loads, stores = (
-            _number(counted[f"{kind}_wavefronts_per_request"], ".2f") for kind in ("load", "store")
+            counter_text(counted[f"{kind}_wavefronts_per_request"], ".2f")
+            for kind in ("load", "store")
         )
         conflicts = [
-            _number(counted[f"shared_{kind}_conflicts"], ",.0f") for kind in ("load", "store")
+            counter_text(counted[f"shared_{kind}_conflicts"], ",.0f") for kind in ("load", "store")
         ]
         cells |= {
             "wavefronts per shared load, store": f"{loads}, {stores}",
             "bank conflicts of loads, stores": ", ".join(conflicts),
-            "DRAM, L2": f"{_percent(counted['dram_percent'])}, "
-            f"{_percent(counted['l2_percent'])} of peak",
-            "Tensor Cores busy": _percent(counted["tensor_busy_percent"]),
+            "DRAM, L2": f"{percent_text(counted['dram_percent'])}, "
+            f"{percent_text(counted['l2_percent'])} of peak",
+            "Tensor Cores busy": percent_text(counted["tensor_busy_percent"]),
             "top stalls": ", ".join(f"{why} {warps:.2f}" for why, warps in counted["stalls"]),
         }
     return cells
@@ -286,22 +293,16 @@ def ladder_layouts(nn: Result, nt: Result | None) -> str:
     if nt is None:
         return NOT_MEASURED
     transposed = {row["name"]: row for row in nt["rows"] if "us" in row}
-    lines = ["| kernel | nn | nt | nn over nt |", "|---|---:|---:|---:|"]
-    lines += [
-        f"| {_name(row)} | {row['us']:.1f} us | {other['us']:.1f} us "
-        f"| {times_of(other['us'] / row['us'])} |"
-        for row in nn["rows"]
-        if "us" in row and (other := transposed.get(row["name"]))
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "n/a" if value is None else format(value, form)
-
-
-def _percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.1f}%"
+    return _table(
+        "| kernel | nn | nt | nn over nt |",
+        "|---|---:|---:|---:|",
+        (
+            f"| {_name(row)} | {row['us']:.1f} us | {other['us']:.1f} us "
+            f"| {times_of(other['us'] / row['us'])} |"
+            for row in nn["rows"]
+            if "us" in row and (other := transposed.get(row["name"]))
+        ),
+    )
 
 
 def picture_is_current(document: Path, results: Path = RESULTS) -> bool:

@@ -63,15 +63,19 @@ def _resources(row: dict[str, Any]) -> list[str]:
     taken = row.get("resources")
     cells = ["-"] * 5
     if taken:
-        shared = (taken["static_shared_bytes"] + taken["dynamic_shared_bytes"]) / 1024
         cells = [
             f"{taken['registers']}",
             f"{taken['local_bytes']}",
-            f"{shared:.1f}",
+            f"{shared_kib(taken):.1f}",
             f"{taken['ctas_per_sm']}",
             f"{taken['occupancy']:.0%}",
         ]
     return [*cells, f"{row['largest_error']:.1e}", f"{row['rms_error']:.1e}"]
+
+
+def shared_kib(resources: dict[str, Any]) -> float:
+    """Shared memory of one CTA, KiB."""
+    return (resources["static_shared_bytes"] + resources["dynamic_shared_bytes"]) / 1024
 
 
 def label_of(row: dict[str, Any]) -> str:
@@ -130,28 +134,30 @@ def show_profile(profile: dict[str, Any]) -> list[RenderableType]:
         dram = row["dram_bytes_per_second"]
         memory.add_row(
             label_of(row),
-            _format(row["load_wavefronts_per_request"], ".2f"),
-            _format(row["store_wavefronts_per_request"], ".2f"),
-            _format(row["shared_load_conflicts"], ",.0f"),
-            _format(row["shared_store_conflicts"], ",.0f"),
-            _percent(row["dram_percent"]),
-            _format(None if dram is None else dram * 1e-9, ",.0f"),
-            _percent(row["l2_percent"]),
+            counter_text(row["load_wavefronts_per_request"], ".2f"),
+            counter_text(row["store_wavefronts_per_request"], ".2f"),
+            counter_text(row["shared_load_conflicts"], ",.0f"),
+            counter_text(row["shared_store_conflicts"], ",.0f"),
+            percent_text(row["dram_percent"]),
+            counter_text(None if dram is None else dram * 1e-9, ",.0f"),
+            percent_text(row["l2_percent"]),
         )
         pipes.add_row(
             label_of(row),
-            _percent(row["achieved_occupancy_percent"]),
-            _percent(row["tensor_busy_percent"]),
-            _format(row["tensor_instructions"], ",.0f"),
-            _format(row["wgmma_instructions"], ",.0f"),
+            percent_text(row["achieved_occupancy_percent"]),
+            percent_text(row["tensor_busy_percent"]),
+            counter_text(row["tensor_instructions"], ",.0f"),
+            counter_text(row["wgmma_instructions"], ",.0f"),
             "\n".join(f"{reason} {warps:.2f}" for reason, warps in row["stalls"]) or "n/a",
         )
     return [memory, pipes, Text(profile["caption"] + "\n")]
 
 
-def _format(value: float | None, form: str) -> str:
+def counter_text(value: float | None, form: str) -> str:
+    """A hardware counter for people."""
     return "n/a" if value is None else format(value, form)
 
 
-def _percent(value: float | None) -> str:
-    return _format(value and value / 100, ".1%")
+def percent_text(value: float | None) -> str:
+    """A hardware counter that is a percentage, for people."""
+    return counter_text(value and value / 100, ".1%")
