@@ -298,8 +298,9 @@ def test_simt_is_what_it_says(kernels: list[Kernel]) -> None:
             wide_reads = kernel.in_main_loop(r"LDS\.(?:\w+\.)*128")
             if not reads or multiplies < 4 * reads:
                 yield f"{kernel}: {multiplies} FFMA for {reads} reads of shared memory in the main loop"
-            # One number of the tile's record may be read back; operands never are.
-            if reads - wide_reads > 1:
+            # In one kernel of the smallest tile ptxas reads one element again, rather than keep it.
+            again = 1 if "CtaTile<64, 64," in kernel.name else 0
+            if reads - wide_reads > again:
                 yield f"{kernel}: {wide_reads} of {reads} LDS in the main loop are 128 bits wide"
 
     _report(complaints())
