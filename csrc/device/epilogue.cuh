@@ -170,6 +170,25 @@ __device__ inline void finish_runs(const GemmParams& params, const EpilogueRuns<
   }
 }
 
+// Finishes kVec outputs from (m, n) on.
+template <int kVec>
+__device__ inline void finish_at(const GemmParams& params, const BatchOffsets& offset, int64_t m,
+                                 int64_t n, float (&sum)[1][kVec]) {
+  const auto at = [=](const MatrixParams& matrix, int64_t base) {
+    return base + m * matrix.row_stride + n * matrix.col_stride;
+  };
+  float bias[1][kVec] = {};
+  if (params.bias.pointer) {
+    load_elements(params.bias.pointer, params.bias.dtype, at(params.bias, offset.bias), bias[0]);
+  }
+  finish_runs<kVec, 1>(params,
+                       {{at(params.out, offset.out)},
+                        {at(params.residual, offset.residual)},
+                        {at(params.preact, offset.preact)},
+                        {true}},
+                       bias, sum);
+}
+
 // store_tile, kVec columns at a time. A thread stays in its columns and walks down the rows, so
 // that offsets are sums and the usual bias (one value per column) is loaded once.
 template <int kVec, int kRows, int kCols, int kPitch, int kThreads, int kMaxItems>

@@ -24,13 +24,11 @@ struct GemmParams {
   int batch_dims;
   MatrixParams a, b, out;
   MatrixParams bias, residual, preact;  // null pointer: absent
+  MatrixParams up, up_bias;             // the second factor of a gated product; absent likewise
   float alpha, beta;
   Activation activation;
   // True when out, bias, residual and preact can be accessed four columns at a time, aligned.
   bool vector_epilogue;
-  // True when, moreover, all that happens to the sums is alpha, a bias with one value per column,
-  // and rounding to the operands' own 16-bit type, and out can be accessed eight columns at a time.
-  bool plain_epilogue;
   // Split-K: slice s of split_k covers k in [s * k_per_split, min(k, (s + 1) * k_per_split)) and
   // stores its FP32 partial sums to workspace[s][batch][m][workspace_pitch]; split_k_reduce adds
   // them in order.
@@ -38,6 +36,12 @@ struct GemmParams {
   int64_t k_per_split;
   int64_t workspace_pitch;  // n rounded up to 4
   float* workspace;
+};
+
+// Where one batch entry starts in each matrix, in elements. Plain data, so that it can live in
+// shared memory.
+struct BatchOffsets {
+  int64_t a, b, out, bias, residual, preact;
 };
 
 GemmParams make_params(const Plan& plan, const Problem& problem, const Operands& operands);

@@ -79,6 +79,25 @@ __device__ inline void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// The same, without waiting.
+__device__ inline void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// 9.7.9.15 prefetch.tensormap: a tensor map among the kernel's parameters. sm_90.
+__device__ inline void prefetch_tensor_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// 9.7.13.13 griddepcontrol.wait: all of what the kernels before this one on the stream wrote is
+// visible from here on. Where this kernel's launch let it start early. sm_90.
+__device__ inline void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// 9.7.13.13 griddepcontrol.launch_dependents: the next kernel may start, up to its own wait. sm_90.
+__device__ inline void griddepcontrol_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // 9.7.19.5 setmaxnreg: registers per thread of this warpgroup. sm_90a.
 template <int kRegisters>
 __device__ inline void setmaxnreg_dec() {

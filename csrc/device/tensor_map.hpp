@@ -11,8 +11,8 @@ namespace tgemm {
 
 inline constexpr int kMapBatchDims = 3;  // a map has five dimensions
 
-// One operand: its map, and the batch dimension that each of the map's last three dimensions is
-// (-1: none). Dimensions in which the operand repeats itself are not in the map.
+// One matrix: its map, and the batch dimension that each of the map's last three dimensions is (-1:
+// none). Dimensions in which the matrix repeats itself are not in the map.
 struct OperandMap {
   CUtensorMap map;
   int batch_dim[kMapBatchDims];
@@ -21,9 +21,17 @@ struct OperandMap {
 // Null if TMA can read the operand, otherwise why not. `k_major`: contiguous along K.
 const char* tma_rejects(const Matrix& matrix, bool k_major, bool is_a, const Problem& problem);
 
-// A map that copies boxes of `box_mn` by `box_k` elements, one of them 64 (128 bytes, the swizzle's
-// width) along the contiguous dimension. Returns an empty string, or what went wrong.
-std::string make_operand_map(OperandMap& result, const GemmParams& params, bool is_a, bool k_major,
-                             int box_mn, int box_k);
+// The same for a matrix of the output's shape.
+const char* tma_rejects_output(const Matrix& matrix, const Problem& problem);
+
+// A map that copies boxes 128 bytes (the swizzle's width) wide in the contiguous dimension: of
+// `box_mn` rows (columns) of an operand that is K-major, else of as many k as elements are 128
+// bytes. FP32 arrives rounded to TF32. Returns an empty string, or what went wrong.
+std::string make_operand_map(OperandMap& result, const GemmParams& params,
+                             const MatrixParams& matrix, bool is_a, bool k_major, int box_mn);
+
+// The same for a matrix of the output's shape, in boxes of `box_m` rows.
+std::string make_output_map(OperandMap& result, const GemmParams& params,
+                            const MatrixParams& matrix, int box_m);
 
 }  // namespace tgemm

@@ -8,12 +8,6 @@
 
 namespace tgemm {
 
-// Where one batch entry starts in each matrix, in elements. Plain data, so that it can live in
-// shared memory.
-struct BatchOffsets {
-  int64_t a, b, out, bias, residual, preact;
-};
-
 __device__ inline BatchOffsets batch_offsets(const GemmParams& params, int64_t batch) {
   BatchOffsets offset{};
   for (int i = params.batch_dims - 1; i >= 0; --i) {

@@ -43,41 +43,46 @@ struct StageCursor {
 struct MapCoordinates {
   int32_t batch[kMapBatchDims] = {};
   __device__ MapCoordinates(const OperandMap& operand, const GemmParams& params, int64_t index) {
+    auto rest = static_cast<uint32_t>(index);  // a map's sizes have no more bits
     for (int dim = params.batch_dims - 1; dim >= 0; --dim) {
-      const int64_t outer = index / params.batch_size[dim];
+      const auto size = static_cast<uint32_t>(params.batch_size[dim]);
+      const uint32_t outer = dim == 0 ? 0 : rest / size;
 #pragma unroll
       for (int i = 0; i < kMapBatchDims; ++i) {
-        if (operand.batch_dim[i] == dim) {
-          batch[i] = static_cast<int32_t>(index - outer * params.batch_size[dim]);
-        }
+        if (operand.batch_dim[i] == dim) batch[i] = static_cast<int32_t>(rest - outer * size);
       }
-      index = outer;
+      rest = outer;
     }
   }
 };
 
+// Asks TMA for one box of an operand. With a `multicast` mask, every CTA of the cluster that it
+// names gets the box, at the same address, and hears of it at its own barrier.
+__device__ inline void request_box(unsigned char* to, const OperandMap& operand,
+                                   const MapCoordinates& at, bool k_major, int32_t mn, int32_t k,
+                                   uint64_t& barrier, uint16_t multicast = 0) {
+  const int32_t coordinates[5] = {k_major ? k : mn, k_major ? mn : k, at.batch[0], at.batch[1],
+                                  at.batch[2]};
+  if (multicast == 0) {
+    cptx::cp_async_bulk_tensor(cptx::space_cluster, cptx::space_global, to, &operand.map,
+                               coordinates, &barrier);
+  } else {
+    cptx::cp_async_bulk_tensor(cptx::space_cluster, cptx::space_global, to, &operand.map,
+                               coordinates, &barrier, multicast);
+  }
+}
+
 // Asks TMA for kMn by 64 elements from (mn, k) on. K-major, they are one box; else one box for each
-// 64 rows (columns), because a box is as wide as the swizzle. With a `multicast` mask, every CTA of
-// the cluster that it names gets them, at the same address, and hears of it at its own barrier.
+// 64 rows (columns), because a box is as wide as the swizzle.
 template <int kMn, bool kKMajor>
 __device__ inline void request_tile(unsigned char* tile, const OperandMap& operand,
                                     const MapCoordinates& at, int64_t mn, int64_t k,
-                                    uint64_t& barrier, uint16_t multicast = 0) {
+                                    uint64_t& barrier) {
   constexpr int kBox = kKMajor ? kMn : 64;
 #pragma unroll
   for (int i = 0; i < kMn / kBox; ++i) {
-    const auto at_mn = static_cast<int32_t>(mn + i * kBox);
-    const auto at_k = static_cast<int32_t>(k);
-    const int32_t coordinates[5] = {kKMajor ? at_k : at_mn, kKMajor ? at_mn : at_k, at.batch[0],
-                                    at.batch[1], at.batch[2]};
-    unsigned char* to = tile + i * kBox * kTmaTileK * 2;
-    if (multicast == 0) {
-      cptx::cp_async_bulk_tensor(cptx::space_cluster, cptx::space_global, to, &operand.map,
-                                 coordinates, &barrier);
-    } else {
-      cptx::cp_async_bulk_tensor(cptx::space_cluster, cptx::space_global, to, &operand.map,
-                                 coordinates, &barrier, multicast);
-    }
+    request_box(tile + i * kBox * kTmaTileK * 2, operand, at, kKMajor,
+                static_cast<int32_t>(mn + i * kBox), static_cast<int32_t>(k), barrier);
   }
 }
 

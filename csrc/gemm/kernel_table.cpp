@@ -20,7 +20,6 @@ std::span<const KernelEntry> kernel_table() {
       wmma_double_buffered_entry(),
       volta_mma_entry(),
       wgmma_entry(),
-      sm90_pingpong_entry(),
   };
   return table;
 }

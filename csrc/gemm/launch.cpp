@@ -15,12 +15,12 @@ MatrixParams matrix_params(const Matrix& matrix, const void* pointer) {
   return params;
 }
 
-// Can (row, count * j) always be accessed as one aligned vector of `count` elements?
-bool vectorises(const Matrix& matrix, int count = 4) {
-  if (matrix.col_stride != 1 || matrix.row_stride % count != 0) return false;
-  if (matrix.address_alignment < count * bytes_per_element(matrix.dtype)) return false;
+// Can (row, 4 * j) always be accessed as one aligned vector of four elements?
+bool vectorises(const Matrix& matrix) {
+  if (matrix.col_stride != 1 || matrix.row_stride % 4 != 0) return false;
+  if (matrix.address_alignment < 4 * bytes_per_element(matrix.dtype)) return false;
   for (int64_t stride : matrix.batch_stride) {
-    if (stride % count != 0) return false;
+    if (stride % 4 != 0) return false;
   }
   return true;
 }
@@ -52,12 +52,6 @@ GemmParams make_params(const Plan& plan, const Problem& problem, const Operands&
     params.preact = matrix_params(epilogue.preact, operands.preact);
     params.vector_epilogue = params.vector_epilogue && vectorises(epilogue.preact);
   }
-  const bool bias_per_column =
-      !epilogue.has_bias || (epilogue.bias.row_stride == 0 && epilogue.bias.col_stride == 1);
-  params.plain_epilogue =
-      plan.split_k == 1 && bias_per_column && !epilogue.has_residual && !epilogue.has_preact &&
-      epilogue.activation == Activation::kNone && problem.out.dtype != DType::kFloat32 &&
-      problem.out.dtype == problem.a.dtype && problem.n % 8 == 0 && vectorises(problem.out, 8);
   params.alpha = epilogue.alpha;
   params.beta = epilogue.beta;
   params.activation = epilogue.activation;
@@ -75,7 +69,7 @@ std::string launch(const Plan& plan, const Problem& problem, const Operands& ope
                    CUstream_st* stream) {
   if (problem.empty()) return {};
   std::string error = plan.kernel->launch(plan, problem, operands, {.stream = stream});
-  if (error.empty() && plan.split_k > 1) {
+  if (error.empty() && plan.split_k > plan.config->max_cluster_split) {
     error = launch_split_k_reduce(make_params(plan, problem, operands), stream);
   }
   return error;

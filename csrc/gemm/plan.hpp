@@ -41,6 +41,7 @@ struct TileConfig {
   int ctas_per_sm = 1;  // resident CTAs that registers and shared memory allow
   double mac_per_cycle =
       0.0;  // multiply-adds per SM and cycle that the mainloop sustains (measured)
+  int max_cluster_split = 1;  // up to here split-K adds up within a cluster, without a workspace
 };
 
 struct Plan;

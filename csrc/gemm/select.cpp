@@ -54,8 +54,8 @@ Force parse_force(std::string_view text) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-size_t workspace_bytes(const Problem& problem, int split_k) {
-  if (split_k == 1) return 0;
+size_t workspace_bytes(const Problem& problem, const TileConfig& config, int split_k) {
+  if (split_k <= config.max_cluster_split) return 0;
   const size_t pitch = static_cast<size_t>(ceil_div(problem.n, 4) * 4);
   return sizeof(float) * split_k * problem.batch_count() * problem.m * pitch;
 }
@@ -111,7 +111,7 @@ Selection select(const Problem& problem, const Device& device, std::string_view 
         continue;
       }
       const auto consider = [&](int split_k) {
-        Plan plan{&entry, &config, split_k, workspace_bytes(problem, split_k), 0.0};
+        Plan plan{&entry, &config, split_k, workspace_bytes(problem, config, split_k), 0.0};
         plan.predicted_us = entry.cost_us(problem, device, config, split_k);
         if (report) report->push_back({plan, {}});
         if (!best || plan.predicted_us < best->predicted_us) best = plan;
@@ -128,7 +128,8 @@ Selection select(const Problem& problem, const Device& device, std::string_view 
       const int64_t slots = int64_t{device.sm_count} * config.ctas_per_sm;
       for (int split_k : kSplitCandidates) {
         if (tiles * split_k > slots || problem.k < split_k * kMinKPerSplit) break;
-        if (static_cast<double>(workspace_bytes(problem, split_k)) > kMaxAutomaticWorkspace) break;
+        if (static_cast<double>(workspace_bytes(problem, config, split_k)) > kMaxAutomaticWorkspace)
+          break;
         consider(split_k);
       }
     }

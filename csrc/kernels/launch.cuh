@@ -69,12 +69,15 @@ std::string launch_kernel(int64_t ctas, int threads, int shared_bytes, const Lau
   return error == cudaSuccess ? std::string() : std::string("CUDA: ") + cudaGetErrorString(error);
 }
 
-// The same for a kernel whose CTAs, in clusters of `cluster`, walk over `tiles` tiles per cluster:
-// as many as run at once. One CTA fits on an SM.
+// Launches a kernel whose CTAs form clusters of `cluster` that each work on `tiles` tiles: one
+// cluster for each, or, `persistent`, as many as run at once, one CTA on an SM. The kernel calls
+// griddepcontrol.wait before it touches global memory, because it may start while the one before it
+// is still running.
 template <auto kKernel, class... Args>
-std::string launch_persistent(int64_t tiles, int cluster, int threads, int shared_bytes,
-                              const LaunchTarget& target, const Args&... args) {
-  static std::atomic<int> resident[64];  // clusters, by device; 0: not asked yet
+std::string launch_clusters(int64_t tiles, int cluster, bool persistent, int threads,
+                            int shared_bytes, const LaunchTarget& target, const Args&... args) {
+  constexpr int kDevices = 64, kMaxCluster = 8;
+  static std::atomic<int> resident[kDevices][kMaxCluster + 1];  // clusters; 0: not asked yet
   const auto failed = [](cudaError_t error) {
     return std::string("CUDA: ") + cudaGetErrorString(error);
   };
@@ -84,28 +87,40 @@ std::string launch_persistent(int64_t tiles, int cluster, int threads, int share
   if (const cudaError_t error = allow_shared_memory<kKernel>(shared_bytes); error != cudaSuccess) {
     return failed(error);
   }
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.blockDim = static_cast<unsigned>(threads);
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = target.stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
 
-  int device = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return failed(error);
-  std::atomic<int>& known = resident[device % 64];
-  int clusters = device < 64 ? known.load(std::memory_order_relaxed) : 0;
-  if (clusters == 0) {
-    config.gridDim = static_cast<unsigned>(cluster);
-    const cudaError_t error = cudaOccupancyMaxActiveClusters(&clusters, kKernel, &config);
-    if (error != cudaSuccess) return failed(error);
-    if (clusters == 0) return "no cluster of " + std::to_string(cluster) + " CTAs fits on the GPU";
-    known.store(clusters, std::memory_order_relaxed);
+  int64_t clusters = tiles;
+  if (persistent) {
+    int device = 0;
+    if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) {
+      return failed(error);
+    }
+    std::atomic<int>& known = resident[device % kDevices][cluster];
+    int at_once = device < kDevices ? known.load(std::memory_order_relaxed) : 0;
+    if (at_once == 0) {
+      config.gridDim = static_cast<unsigned>(cluster);
+      config.numAttrs = 1;
+      const cudaError_t error = cudaOccupancyMaxActiveClusters(&at_once, kKernel, &config);
+      if (error != cudaSuccess) return failed(error);
+      if (at_once == 0) {
+        return "no cluster of " + std::to_string(cluster) + " CTAs fits on the GPU";
+      }
+      known.store(at_once, std::memory_order_relaxed);
+    }
+    clusters = std::min<int64_t>(tiles, at_once);
   }
-  config.gridDim = static_cast<unsigned>(std::min<int64_t>(tiles, clusters) * cluster);
+  if (clusters * cluster > INT32_MAX) return "more CTAs than a grid can have";
+  config.gridDim = static_cast<unsigned>(clusters * cluster);
+  config.numAttrs = 2;
   static_cast<void>(cudaGetLastError());  // an earlier call's, not to be blamed on this launch
   const cudaError_t error = cudaLaunchKernelEx(&config, kKernel, args...);
   static_cast<void>(cudaGetLastError());

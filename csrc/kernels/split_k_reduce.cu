@@ -30,20 +30,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     const int64_t batch = row / params.m;
     const int64_t m = row - batch * params.m;
-    const BatchOffsets offset = batch_offsets(params, batch);
-    const auto at = [=](const MatrixParams& matrix, int64_t base) {
-      return base + m * matrix.row_stride + n * matrix.col_stride;
-    };
-    float bias[1][kVec] = {};
-    if (params.bias.pointer) {
-      load_elements(params.bias.pointer, params.bias.dtype, at(params.bias, offset.bias), bias[0]);
-    }
-    finish_runs<kVec, 1>(params,
-                         {{at(params.out, offset.out)},
-                          {at(params.residual, offset.residual)},
-                          {at(params.preact, offset.preact)},
-                          {true}},
-                         bias, sum);
+    finish_at(params, batch_offsets(params, batch), m, n, sum);
   }
 }
 

@@ -10,9 +10,9 @@ template <bool kBf16, bool kAKMajor, bool kBKMajor>
 std::string launch_one_wgmma(const GemmParams& params, const LaunchTarget& target) {
   OperandMap a{}, b{};
   if (!target.resources && params.k > 0) {
-    std::string error = make_operand_map(a, params, true, kAKMajor, kAKMajor ? kTile.m : 64, 64);
+    std::string error = make_operand_map(a, params, params.a, true, kAKMajor, kTile.m);
     if (error.empty()) {
-      error = make_operand_map(b, params, false, kBKMajor, kBKMajor ? kTile.n : 64, 64);
+      error = make_operand_map(b, params, params.b, false, kBKMajor, kTile.n);
     }
     if (!error.empty()) return error;
   }

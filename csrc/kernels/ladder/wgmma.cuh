@@ -69,7 +69,8 @@ __device__ inline void copy_tile(unsigned char* tile, const Operand<kSide>& oper
 template <bool kBf16, bool kAKMajor, bool kBKMajor>
 __device__ inline void consume(const GemmParams& params, const Tile& tile, unsigned char* stages,
                                Barriers& barriers, StageCursor<kStages>& cursor) {
-  using Multiplier = ptx::Wgmma<kTile.n, kBf16, kAKMajor, kBKMajor>;
+  using Multiplier =
+      ptx::Wgmma<kTile.n, kBf16 ? ptx::WgmmaType::kBf16 : ptx::WgmmaType::kF16, kAKMajor, kBKMajor>;
   const int consumer = threadIdx.x / 128 - 1;
   const int thread = threadIdx.x % 128;
   const int k_tiles = static_cast<int>((params.k + kTile.k - 1) / kTile.k);

@@ -1,37 +1,79 @@
-// Compile-time configuration of the sm90 kernels. Host and device.
+// Compile-time configuration of the sm90 kernels, and what they keep in shared memory. Host and
+// device.
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+
+#include "device/params.hpp"
 
 namespace tgemm::sm90 {
 
-// How the two consumer warpgroups share the work: 64 rows each of every tile, or whole tiles in
+// How the two consumer warpgroups share the work: a part of every tile each, or whole tiles in
 // turn, so that one multiplies while the other is in its epilogue.
 enum class Schedule { kCooperative, kPingPong };
 
-// A CTA computes 128 x kBlockN outputs at a time; kCluster CTAs, one below the other, share the
-// columns of B: each loads its part of a tile of B for all of them.
-template <Schedule kSchedule_, int kBlockN_, int kStages_, int kCluster_>
+// A CTA computes kBlockM x kBlockN outputs at a time; kCluster CTAs, one below the other, share the
+// columns of B: each loads its part of a tile of B for all of them. Outputs leave by way of shared
+// memory, where a consumer warp has kSlots places for 16 rows of 64 outputs.
+template <Schedule kSchedule_, int kBlockM_, int kBlockN_, int kStages_, int kSlots_,
+          int kCluster_ = 1>
 struct CtaTile {
   static constexpr Schedule kSchedule = kSchedule_;
   static constexpr bool kPingPong = kSchedule == Schedule::kPingPong;
-  static constexpr int kBlockM = 128, kBlockN = kBlockN_, kBlockK = 64;
-  static constexpr int kStages = kStages_, kCluster = kCluster_;
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
+  static constexpr int kRowBytes = 128;  // of a tile along K: the swizzle's width
+  static constexpr int kBlockK = kRowBytes / 2;
+  static constexpr int kStages = kStages_, kSlots = kSlots_, kCluster = kCluster_;
   static constexpr int kConsumers = 2;  // warpgroups
-  static constexpr int kConsumersPerTile = kPingPong ? 1 : kConsumers;
-  static constexpr int kBlocks = kBlockM / 64 / kConsumersPerTile;  // of 64 rows, per consumer
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kBytesA = kBlockM * kBlockK * 2;
-  static constexpr int kBytesB = kBlockN * kBlockK * 2;
+
+  // What a consumer multiplies: kBlocks times 64 rows by kColumns. Cooperating consumers divide
+  // the rows, or, of 64 rows, the columns.
+  static constexpr bool kSplitColumns = !kPingPong && kBlockM == 64;
+  static constexpr int kConsumersPerTile = kPingPong ? 1 : kConsumers;
+  static constexpr int kColumns = kSplitColumns ? kBlockN / kConsumers : kBlockN;
+  static constexpr int kBlocks = kSplitColumns ? 1 : kBlockM / 64 / kConsumersPerTile;
+  static constexpr int kSums = kBlocks * kColumns / 2;  // per thread
+  static_assert(kBlocks >= 1 && kColumns % 64 == 0 && kSums <= 192);
+
+  // setmaxnreg: what the producer's warpgroup gives up, the consumers get.
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+
+  static constexpr int kBytesA = kBlockM * kRowBytes;
+  static constexpr int kBytesB = kBlockN * kRowBytes;
   static constexpr int kStageBytes = kBytesA + kBytesB;
-  // A warp's sums pass through shared memory on their way out: 16 rows of 64 outputs in 16 bits, or
-  // of 32 in FP32. The pitches spread the rows that are accessed together over the banks.
-  static constexpr int kChunk = 64, kChunkPitch = kChunk + 8;
+  static constexpr int kSlotBytes = 16 * 64 * 2;
+  // Sums that leave in FP32 take 16 rows of 32 at a time. The pitch spreads the rows that are
+  // accessed together over the banks.
   static constexpr int kWideChunk = 32, kWidePitch = kWideChunk + 8;
-  static constexpr int kStagedBytesPerWarp = 16 * std::max(2 * kChunkPitch, 4 * kWidePitch);
-  static constexpr int kStagedBytes = kConsumers * 4 * kStagedBytesPerWarp;
-  // 1024: what aligning the stages to the swizzle's pattern may cost.
-  static constexpr int kSharedBytes = kStages * kStageBytes + kStagedBytes + 1024;
+  static constexpr int kStagedBytes =
+      (std::max(kSlots * kSlotBytes, 16 * kWidePitch * 4) + 1023) / 1024 * 1024;
+  // Partial sums of a whole tile, for the other CTAs of the cluster to read.
+  static constexpr int kPartialPitch = kBlockN + 8;
+  static_assert(kBlockM * kPartialPitch * 4 <=
+                kStages * kStageBytes + kConsumers * 4 * kStagedBytes);
+};
+
+// Stages: full when their tiles have arrived in this CTA; empty when all consumers of the cluster
+// have read theirs, so that any of its CTAs may write to all. Residual: a warp's part of a tile of
+// the residual has arrived where its outputs will be.
+template <class Cta>
+struct Barriers {
+  uint64_t full[Cta::kStages];
+  uint64_t empty[Cta::kStages];
+  uint64_t residual[Cta::kConsumers * 4];
+};
+
+template <class Cta>
+struct alignas(1024) SharedMemory {  // 1024: the swizzle's pattern
+  unsigned char stages[Cta::kStages][Cta::kStageBytes];
+  unsigned char staged[Cta::kConsumers * 4][Cta::kStagedBytes];
+  float bias[Cta::kConsumers][Cta::kColumns];
+  Barriers<Cta> barriers;
+  int rank, step;  // in the cluster; clusters in the grid. Here, because registers are short
+  BatchOffsets offset[Cta::kConsumers * 4];  // for the common epilogue
 };
 
 }  // namespace tgemm::sm90

@@ -1,211 +1,282 @@
 // GEMM on wgmma (sm_90a). CTAs stay on their SM and walk over output tiles. Of a CTA's three
-// warpgroups, the first has two working threads: one decodes output tiles ahead of time, one asks
-// TMA for their tiles of A and B, up to kStages ahead and across output tiles, so that a tile's
-// epilogue hides the next one's first loads. The two others multiply, together or in turn
-// (Schedule). The CTAs of a cluster multicast what they share.
+// warpgroups, one thread of the first asks TMA for tiles of A and B, up to kStages ahead and across
+// output tiles, so that a tile's epilogue hides the next one's first loads. The two others
+// multiply, together or in turn (Schedule), and hand their outputs to TMA. The CTAs of a cluster
+// multicast what they share, or divide K among them and add up through one another's shared memory.
 #pragma once
 
 #include <cooperative_groups.h>
 
 #include <cstdint>
 
+#include "device/activation_16_bit.cuh"
 #include "device/epilogue.cuh"
-#include "device/params.hpp"
 #include "device/ptx.cuh"
 #include "device/tile_scheduler.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
-#include "kernels/sm90/cta_tile.hpp"
+#include "kernels/sm90/instances.hpp"
 
 namespace tgemm::sm90 {
 
-// An output tile as the scheduler announces it, and where in the stages its tiles of A and B begin.
 template <class Cta>
-struct Work {
+__device__ inline void init(Barriers<Cta>& barriers) {
+  for (int i = 0; i < Cta::kStages; ++i) {
+    cptx::mbarrier_init(&barriers.full[i], 1u);
+    cptx::mbarrier_init(&barriers.empty[i],
+                        static_cast<uint32_t>(Cta::kConsumersPerTile * Cta::kCluster));
+  }
+  for (uint64_t& barrier : barriers.residual) cptx::mbarrier_init(&barrier, 1u);
+  cptx::fence_mbarrier_init(cptx::sem_release, cptx::scope_cluster);
+}
+
+// An output tile of a CTA and its share of K. 32 bits are enough where TMA is; consumers have few
+// registers to spare.
+struct Tile {
+  int m, n;     // first row and column
+  int batch;    // linear batch index
+  int k_begin;  // first k
+  int k_tiles;  // at least one, so that sums are always set: beyond K, TMA delivers zeros
+  int split;
+};
+
+// Elements of a tile along K.
+__device__ inline int block_k(const GemmParams& params) {
+  return params.a.dtype == DType::kFloat32 ? 32 : 64;
+}
+
+// The tile of CTA `rank` of the cluster: the cluster's, moved down by the rank, or with the rank's
+// share of K. Tiles that run together share rows and columns in L2, as in TileScheduler.
+template <class Cta>
+__device__ inline Tile decode(const Arguments& arguments, int index, int rank) {
+  const GemmParams& params = arguments.gemm;
+  constexpr unsigned kGroupM = Cta::kBlockN >= 2 * Cta::kBlockM ? 16 : 8;
+  const unsigned tiles_m = arguments.tiles_m, tiles_n = arguments.tiles_n;
+  unsigned in_batch = index, slot = 0;
+  if (in_batch >= tiles_m * tiles_n) {
+    slot = in_batch / (tiles_m * tiles_n);
+    in_batch -= slot * (tiles_m * tiles_n);
+  }
+  const unsigned group = in_batch / (kGroupM * tiles_n);
+  const unsigned in_group = in_batch - group * (kGroupM * tiles_n);
+  const unsigned rows = min(kGroupM, tiles_m - group * kGroupM);
+  const unsigned column = in_group / rows;
+  const unsigned row = group * kGroupM + in_group - column * rows;
+
   Tile tile;
-  int k_tiles;
-  StageCursor<Cta::kStages> cursor;
-};
-
-constexpr int kWorkSlots = 4;
-
-// Stages: full when their tiles have arrived in this CTA; empty when all consumers of the cluster
-// have read theirs, so that any of its CTAs may write to all. Work: the same, scheduler to producer
-// and consumers. Turn: the other consumer of a ping-pong pair has seen all its stages full; waiting
-// for a stage before that would take the phase before its own for its own.
-template <class Cta>
-struct Barriers {
-  uint64_t full[Cta::kStages];
-  uint64_t empty[Cta::kStages];
-  uint64_t work_full[kWorkSlots];
-  uint64_t work_empty[kWorkSlots];
-  uint64_t turn[Cta::kConsumers];
-
-  __device__ void init() {
-    for (int i = 0; i < Cta::kStages; ++i) {
-      cptx::mbarrier_init(&full[i], 1u);
-      cptx::mbarrier_init(&empty[i], static_cast<uint32_t>(Cta::kConsumersPerTile * Cta::kCluster));
-    }
-    for (int i = 0; i < kWorkSlots; ++i) {
-      cptx::mbarrier_init(&work_full[i], 1u);
-      cptx::mbarrier_init(&work_empty[i], static_cast<uint32_t>(4 * Cta::kConsumersPerTile + 1));
-    }
-    for (uint64_t& barrier : turn) cptx::mbarrier_init(&barrier, 1u);
-    cptx::fence_mbarrier_init(cptx::sem_release, cptx::scope_cluster);
+  tile.m = static_cast<int>(row * Cta::kCluster) * Cta::kBlockM;
+  tile.n = static_cast<int>(column) * (params.up.pointer ? Cta::kBlockN / 2 : Cta::kBlockN);
+  tile.batch = static_cast<int>(slot);
+  tile.split = 0;
+  if (Cta::kCluster > 1) tile.m += rank * Cta::kBlockM;
+  if (arguments.cluster_split > 1) {
+    tile.split = rank;
+  } else if (params.split_k > 1) {
+    tile.split = static_cast<int>(slot / static_cast<unsigned>(params.batch_count));
+    tile.batch -= tile.split * static_cast<int>(params.batch_count);
   }
-};
-
-// An output tile of this CTA: that of its cluster, moved down by its rank.
-template <class Cta>
-class Scheduler {
- public:
-  __device__ explicit Scheduler(const GemmParams& params, int rank)
-      : scheduler_(params), rank_(rank) {}
-
-  __device__ int64_t first() const { return blockIdx.x / Cta::kCluster; }
-  __device__ int64_t step() const { return gridDim.x / Cta::kCluster; }
-  __device__ int64_t count() const { return scheduler_.count(); }
-  __device__ int64_t tiles_of_cta() const {
-    return count() <= first() ? 0 : (count() - first() + step() - 1) / step();
-  }
-  __device__ Tile tile(int64_t index) const {
-    Tile tile = scheduler_.tile(index);
-    tile.m += rank_ * Cta::kBlockM;
-    return tile;
-  }
-
- private:
-  TileScheduler<Cta::kBlockM * Cta::kCluster, Cta::kBlockN> scheduler_;
-  int rank_;
-};
-
-template <class Cta>
-__device__ inline int k_tiles(const Tile& tile) {
-  return static_cast<int>((tile.k_end - tile.k_begin + Cta::kBlockK - 1) / Cta::kBlockK);
+  const auto per_split = static_cast<int>(params.k_per_split);
+  const int k = static_cast<int>(params.k);
+  const int block = block_k(params);
+  tile.k_begin = min(k, tile.split * per_split);
+  tile.k_tiles = max(1, (min(k - tile.k_begin, per_split) + block - 1) / block);
+  return tile;
 }
 
-// The scheduler's part: announces every output tile of this CTA.
+// The producer's part: requests the tiles of A and B of every output tile of this CTA. With two
+// factors (GLU), columns of `b` and of `up` alternate in the tile, 64 at a time.
 template <class Cta>
-__device__ inline void schedule(const GemmParams& params, int rank, Work<Cta> (&works)[kWorkSlots],
-                                Barriers<Cta>& barriers) {
-  const Scheduler<Cta> scheduler(params, rank);
-  StageCursor<Cta::kStages> cursor;
-  StageCursor<kWorkSlots> slot;
-  for (int64_t i = scheduler.first(); i < scheduler.count(); i += scheduler.step()) {
-    const Tile tile = scheduler.tile(i);
-    const int count = k_tiles<Cta>(tile);
-    wait(barriers.work_empty[slot.stage], slot.parity ^ 1);
-    works[slot.stage] = {tile, count, cursor};
-    arrive(barriers.work_full[slot.stage]);
-    slot.advance();
-    cursor.advance(count);
-  }
-}
-
-// The producer's part: requests the tiles of A and B of every output tile of this CTA.
-template <class Cta, bool kAKMajor, bool kBKMajor>
-__device__ inline void produce(const GemmParams& params, const OperandMap& map_a,
-                               const OperandMap& map_b, int rank, unsigned char* stages,
-                               const Work<Cta> (&works)[kWorkSlots], Barriers<Cta>& barriers) {
+__device__ inline void produce(const Arguments& arguments, int first, SharedMemory<Cta>& shared) {
   constexpr int kShareN = Cta::kBlockN / Cta::kCluster;
   constexpr uint16_t kAll = Cta::kCluster > 1 ? (1 << Cta::kCluster) - 1 : 0;
+  const GemmParams& params = arguments.gemm;
+  const int rank = shared.rank;
+  const bool glu = params.up.pointer;
+  const int box_m = arguments.a_k_major ? Cta::kBlockM : 64;
+  const int box_n = arguments.b_k_major && !glu ? kShareN : 64;
+  const int share_begin = Cta::kCluster > 1 ? rank * kShareN : 0;
+  const int step_k = block_k(params);
   StageCursor<Cta::kStages> cursor;
-  StageCursor<kWorkSlots> slot;
-  const int64_t tiles = Scheduler<Cta>(params, rank).tiles_of_cta();
-  for (int64_t i = 0; i < tiles; ++i) {
-    wait(barriers.work_full[slot.stage], slot.parity);
-    const Work<Cta>& work = works[slot.stage];
-    const int64_t m = work.tile.m;
-    const int64_t n = work.tile.n + rank * kShareN;
-    const int64_t batch = work.tile.batch;
-    const int count = work.k_tiles;
-    int64_t k = work.tile.k_begin;
-    arrive(barriers.work_empty[slot.stage]);
-    slot.advance();
-
-    const MapCoordinates at_a(map_a, params, batch);
-    const MapCoordinates at_b(map_b, params, batch);
-    for (int j = 0; j < count; ++j, k += Cta::kBlockK) {
-      wait(barriers.empty[cursor.stage], cursor.parity ^ 1);
-      uint64_t& full = barriers.full[cursor.stage];
-      unsigned char* stage = stages + cursor.stage * Cta::kStageBytes;
+  for (int i = first; i < arguments.tiles; i += shared.step) {
+    const Tile tile = decode<Cta>(arguments, i, rank);
+    const MapCoordinates at_a(arguments.a, params, tile.batch);
+    const MapCoordinates at_b(arguments.b, params, tile.batch);
+    const MapCoordinates at_up(arguments.up, params, tile.batch);
+    int k = tile.k_begin;
+    for (int j = 0; j < tile.k_tiles; ++j, k += step_k) {
+      wait(shared.barriers.empty[cursor.stage], cursor.parity ^ 1);
+      uint64_t& full = shared.barriers.full[cursor.stage];
+      unsigned char* stage = shared.stages[cursor.stage];
       cptx::mbarrier_arrive_expect_tx(cptx::sem_release, cptx::scope_cta, cptx::space_shared, &full,
                                       static_cast<uint32_t>(Cta::kStageBytes));
-      request_tile<Cta::kBlockM, kAKMajor>(stage, map_a, at_a, m, k, full);
-      request_tile<kShareN, kBKMajor>(stage + Cta::kBytesA + rank * kShareN * Cta::kBlockK * 2,
-                                      map_b, at_b, n, k, full, kAll);
+      for (int row = 0; row < Cta::kBlockM; row += box_m) {
+        request_box(stage + row * Cta::kRowBytes, arguments.a, at_a, arguments.a_k_major,
+                    tile.m + row, k, full);
+      }
+      for (int column = share_begin; column < share_begin + kShareN; column += box_n) {
+        unsigned char* const to = stage + Cta::kBytesA + column * Cta::kRowBytes;
+        if (!glu) {
+          request_box(to, arguments.b, at_b, arguments.b_k_major, tile.n + column, k, full, kAll);
+        } else if (column % 128 == 0) {
+          request_box(to, arguments.b, at_b, arguments.b_k_major, tile.n + column / 2, k, full,
+                      kAll);
+        } else {
+          request_box(to, arguments.up, at_up, arguments.b_k_major, tile.n + column / 128 * 64, k,
+                      full, kAll);
+        }
+      }
       cursor.advance();
     }
   }
   // Nobody may leave while another CTA of the cluster still writes to it or waits for it; so the
   // last stages are waited for as if they were to be filled again.
-  for (int j = 0; j < Cta::kStages; ++j) {
-    wait(barriers.empty[cursor.stage], cursor.parity ^ 1);
+  for (int j = 0; Cta::kCluster > 1 && j < Cta::kStages; ++j) {
+    wait(shared.barriers.empty[cursor.stage], cursor.parity ^ 1);
     cursor.advance();
   }
 }
 
-// A consumer's part: a warpgroup that multiplies kBlocks times 64 rows of a tile, 16 rows of each
-// block per warp.
-template <class Cta, bool kBf16, bool kAKMajor, bool kBKMajor>
+// A consumer's part: a warpgroup that multiplies kBlocks times 64 rows of a tile by kColumns, 16
+// rows of each block per warp.
+template <class Cta>
 class Consumer {
  public:
-  __device__ Consumer(unsigned char* stages, Barriers<Cta>& barriers)
-      : stages_(stages), barriers_(barriers) {}
+  __device__ Consumer(const Arguments& arguments, SharedMemory<Cta>& shared)
+      : arguments_(arguments), params_(arguments.gemm), shared_(shared) {}
 
-  // Not a member: the sums live from one multiply() to its store(), not over the loop around both.
-  using Sums = float[Cta::kBlocks][Cta::kBlockN / 2];
+  using Sums = float[Cta::kBlocks][Cta::kColumns / 2];
 
-  // First of this consumer's rows in a tile.
-  __device__ static int first_row() {
-    return Cta::kPingPong ? 0 : (threadIdx.x / 128 - 1) * 64 * Cta::kBlocks;
+  __device__ void multiply(Sums& sums, const Tile& tile, StageCursor<Cta::kStages>& cursor,
+                           bool more) {
+    using enum ptx::WgmmaType;
+    const auto run = [&]<ptx::WgmmaType kType, bool kAKMajor, bool kBKMajor>() {
+      multiply_tiles<kType, kAKMajor, kBKMajor>(sums, tile, cursor, more);
+    };
+    if (params_.a.dtype == DType::kFloat32) {
+      run.template operator()<kTf32, true, true>();
+    } else if (params_.a.dtype == DType::kFloat16) {
+      if (arguments_.a_k_major) {
+        if (arguments_.b_k_major) {
+          run.template operator()<kF16, true, true>();
+        } else {
+          run.template operator()<kF16, true, false>();
+        }
+      } else if (arguments_.b_k_major) {
+        run.template operator()<kF16, false, true>();
+      } else {
+        run.template operator()<kF16, false, false>();
+      }
+    } else if (arguments_.a_k_major) {
+      if (arguments_.b_k_major) {
+        run.template operator()<kBf16, true, true>();
+      } else {
+        run.template operator()<kBf16, true, false>();
+      }
+    } else if (arguments_.b_k_major) {
+      run.template operator()<kBf16, false, true>();
+    } else {
+      run.template operator()<kBf16, false, false>();
+    }
+  }
+
+  // Writes the sums out through the epilogue.
+  __device__ void store(const Sums& sums, const Tile& tile) {
+    if (!arguments_.fused) {
+      store_any(sums, tile);
+    } else if (arguments_.linear) {
+      if (params_.out.dtype == DType::kBFloat16) {
+        store_linear<true>(sums, tile);
+      } else {
+        store_linear<false>(sums, tile);
+      }
+    } else {
+      store_fused(sums, tile);
+    }
+  }
+
+  // The sums where the cluster's other CTAs will read them.
+  __device__ void store_partial(const Sums& sums) {
+    ptx::named_barrier_sync(kTurn, 256);  // both consumers are through with the stages
+    float* to = reinterpret_cast<float*>(shared_.stages) +
+                (first_row() + warp() % 4 * 16 + lane() / 4) * Cta::kPartialPitch + first_column() +
+                lane() % 4 * 2;
+#pragma unroll
+    for (int block = 0; block < Cta::kBlocks; ++block) {
+#pragma unroll
+      for (int j = 0; j < Cta::kColumns / 8; ++j) {
+        float* at = to + block * 64 * Cta::kPartialPitch + j * 8;
+        const float* four = sums[block] + 4 * j;
+        *reinterpret_cast<float2*>(at) = make_float2(four[0], four[1]);
+        *reinterpret_cast<float2*>(at + 8 * Cta::kPartialPitch) = make_float2(four[2], four[3]);
+      }
+    }
+  }
+
+  // Waits for its turn to multiply (ping-pong).
+  __device__ void take_turn() const { ptx::named_barrier_sync(kTurn + consumer(), 256); }
+
+  // TMA reads shared memory until then.
+  __device__ static void finish() { cptx::cp_async_bulk_wait_group_read(cptx::n32_t<0>{}); }
+
+ private:
+  // Barriers 1 and 2: of a consumer's four warps. 3 and 4: the turn passes to a consumer.
+  static constexpr int kOwn = 1, kTurn = 3;
+
+  __device__ static int consumer() { return static_cast<int>(threadIdx.x) / 128 - 1; }
+  __device__ static int warp() {
+    return static_cast<int>(threadIdx.x) / 32 - 4;
+  }  // of all consumers
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+
+  // First of this consumer's rows and columns in a tile.
+  __device__ int first_row() const {
+    return Cta::kPingPong || Cta::kSplitColumns ? 0 : consumer() * 64 * Cta::kBlocks;
+  }
+  __device__ int first_column() const {
+    return Cta::kSplitColumns ? consumer() * Cta::kColumns : 0;
+  }
+
+  __device__ void pass_turn() const {
+    if (Cta::kPingPong) ptx::named_barrier_arrive(kTurn + 1 - consumer(), 256);
+  }
+
+  // One thread for each CTA of the cluster tells its producer.
+  __device__ void release(int stage) {
+    const int thread = threadIdx.x % 128;
+    if constexpr (Cta::kCluster == 1) {
+      if (thread == 0) arrive(shared_.barriers.empty[stage]);
+    } else if (thread < Cta::kCluster) {
+      ptx::mbarrier_arrive_remote(&shared_.barriers.empty[stage], thread);
+    }
   }
 
   // Multiplies the k-tiles of one output tile, with one group of instructions always in flight.
-  __device__ void multiply(Sums& sums, int count, StageCursor<Cta::kStages> cursor) {
-    using Multiplier = ptx::Wgmma<Cta::kBlockN, kBf16, kAKMajor, kBKMajor>;
-#pragma unroll
-    for (auto& block : sums) {
-#pragma unroll
-      for (float& sum : block) sum = 0.0f;
-    }
-    const int consumer = threadIdx.x / 128 - 1;
-    if (Cta::kPingPong) {
-      wait(barriers_.turn[consumer], turn_.parity ^ (consumer == 0));
-      turn_.advance();
-      // Only when all four warps have had the turn may one of them pass it on: with a single k-tile
-      // it could otherwise come round twice before the slowest warp looks, which then waits for
-      // ever.
-      if (consumer == 0) {  // constant numbers: a computed one would reserve all barriers
-        ptx::named_barrier_sync(1, 128);
-      } else {
-        ptx::named_barrier_sync(2, 128);
-      }
-    }
-    if (count == 0) {
-      pass_turn(consumer);
-      return;
-    }
+  template <ptx::WgmmaType kType, bool kAKMajor, bool kBKMajor>
+  __device__ void multiply_tiles(Sums& sums, const Tile& tile, StageCursor<Cta::kStages>& cursor,
+                                 bool more) {
+    using Multiplier = ptx::Wgmma<Cta::kColumns, kType, kAKMajor, kBKMajor>;
+    constexpr int kSteps = Cta::kRowBytes / 32;
+    constexpr uint64_t kBlockStep = 64 * Cta::kRowBytes / 16;  // 64 rows, in both arrangements
     int previous = 0;
-    for (int i = 0; i < count; ++i) {
-      wait(barriers_.full[cursor.stage], cursor.parity);
-      if (i == count - 1) pass_turn(consumer);
-      const uint32_t stage = ptx::shared_address(stages_) + cursor.stage * Cta::kStageBytes;
-      // 64 rows are 64 * 128 bytes in both arrangements.
-      constexpr uint64_t kBlockStep = 64 * Cta::kBlockK * 2 / 16;
-      uint64_t a = ptx::wgmma_descriptor<kAKMajor>(stage + first_row() * Cta::kBlockK * 2, 0);
-      uint64_t b = ptx::wgmma_descriptor<kBKMajor>(stage + Cta::kBytesA, 64 * Cta::kBlockK * 2);
+    for (int i = 0; i < tile.k_tiles; ++i) {
+      wait(shared_.barriers.full[cursor.stage], cursor.parity);
+      if (i == tile.k_tiles - 1 && more) pass_turn();
+      const uint32_t stage = ptx::shared_address(shared_.stages[cursor.stage]);
+      uint64_t a = ptx::wgmma_descriptor<kAKMajor>(stage + first_row() * Cta::kRowBytes, 0);
+      uint64_t b = ptx::wgmma_descriptor<kBKMajor>(
+          stage + Cta::kBytesA + first_column() * Cta::kRowBytes, 64 * Cta::kRowBytes);
       ptx::wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < Cta::kBlockK / 16; ++step) {
+      for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
         for (int block = 0; block < Cta::kBlocks; ++block) {
-          Multiplier::multiply(sums[block], a + block * kBlockStep, b);
+          Multiplier::multiply(sums[block], a + block * kBlockStep, b, step > 0 || i > 0);
         }
         a += ptx::kWgmmaStepK<kAKMajor>;
         b += ptx::kWgmmaStepK<kBKMajor>;
       }
       ptx::wgmma_commit_group();
+      if (i == 0) prepare(tile);
       ptx::wgmma_wait_group<1>();
       if (i > 0) release(previous);
       previous = cursor.stage;
@@ -215,180 +286,392 @@ class Consumer {
     release(previous);
   }
 
-  // Writes the sums out through the epilogue, by way of this warp's `staged` bytes.
-  __device__ static void store(const Sums& sums, const GemmParams& params, const Tile& tile,
-                               unsigned char* staged) {
-    const int64_t m = tile.m + first_row() + threadIdx.x % 128 / 32 * 16;
-    if (m >= params.m) return;
-    if (params.plain_epilogue) {
-      store_plain(sums, params, tile, m, staged);
-    } else {
-      store_any(sums, params, tile, m, staged);
+  // Fetches what the fused epilogue will need, while the Tensor Cores are busy.
+  __device__ void prepare(const Tile& tile) {
+    if (!arguments_.fused) return;
+    if (params_.bias.pointer || params_.up_bias.pointer) {
+      ptx::named_barrier_sync(kOwn + consumer(), 128);  // the last tile's bias has been read
+      for (int i = threadIdx.x % 128; i < Cta::kColumns; i += 128) {
+        const int column = first_column() + i;
+        const bool is_up = params_.up.pointer && column % 128 >= 64;
+        const MatrixParams& bias = is_up ? params_.up_bias : params_.bias;
+        const int n = tile.n + (params_.up.pointer ? column / 128 * 64 + column % 64 : column);
+        float value = 0.0f;
+        if (bias.pointer && n < params_.n) {
+          value = load_element(bias.pointer, bias.dtype, n);
+        }
+        shared_.bias[consumer()][i] = value;
+      }
+    }
+    if (params_.residual.pointer && lane() == 0) {
+      const MapCoordinates at(arguments_.residual, params_, tile.batch);
+      uint64_t& barrier = shared_.barriers.residual[warp()];
+      cptx::cp_async_bulk_wait_group_read(cptx::n32_t<0>{});  // the last tile's outputs have left
+      for_each_box(tile, [&](int box, int m, int n) {
+        cptx::mbarrier_expect_tx(cptx::sem_relaxed, cptx::scope_cta, cptx::space_shared, &barrier,
+                                 static_cast<uint32_t>(Cta::kSlotBytes));
+        request_box(slot(box), arguments_.residual, at, true, m, n, barrier);
+      });
+      arrive(barrier);
     }
   }
 
- private:
-  __device__ void pass_turn(int consumer) {
-    if (Cta::kPingPong && threadIdx.x % 128 == 0) arrive(barriers_.turn[1 - consumer]);
-  }
-
-  // One thread for each CTA of the cluster tells its producer.
-  __device__ void release(int stage) {
-    const int thread = threadIdx.x % 128;
-    if constexpr (Cta::kCluster == 1) {
-      if (thread == 0) arrive(barriers_.empty[stage]);
-    } else if (thread < Cta::kCluster) {
-      ptx::mbarrier_arrive_remote(&barriers_.empty[stage], thread);
-    }
-  }
-
-  // alpha * sum + bias in 16 bits, eight outputs at a time.
-  __device__ static void store_plain(const Sums& sums, const GemmParams& params, const Tile& tile,
-                                     int64_t first_m, unsigned char* staged) {
-    constexpr int kChunks = Cta::kBlockN / Cta::kChunk;
-    constexpr int kLanesPerRow = Cta::kChunk / 8;
-    constexpr int kRowStep = 32 / kLanesPerRow;
-    const int lane = threadIdx.x % 32;
-    const uint32_t to =
-        ptx::shared_address(staged) + (lane % 16 * Cta::kChunkPitch + lane / 16 * 8) * 2;
-    const int row = lane / kLanesPerRow;
-    const int column = lane % kLanesPerRow * 8;
-    const uint4* from =
-        reinterpret_cast<const uint4*>(staged + (row * Cta::kChunkPitch + column) * 2);
-    // Rolled: otherwise the loads of all biases come first, and need more registers than there are.
+  // Calls f(index, m, n) for all of this warp's boxes of 16 rows by 64 outputs that are not wholly
+  // outside.
+  template <class Function>
+  __device__ void for_each_box(const Tile& tile, const Function& f) {
+    const int boxes = params_.up.pointer ? Cta::kColumns / 128 : Cta::kColumns / 64;
 #pragma unroll 1
-    for (int chunk = 0; chunk < Cta::kBlocks * kChunks; ++chunk) {
-      const int64_t m = first_m + chunk / kChunks * 64;
-      const int64_t n = tile.n + chunk % kChunks * Cta::kChunk;
-      if (m >= params.m) return;
-      if (n >= params.n) continue;
-      float bias[Cta::kChunk / 4] = {};
-      if (params.bias.pointer) {
+    for (int i = 0; i < Cta::kBlocks * boxes; ++i) {
+      const int m = tile.m + first_row() + i / boxes * 64 + warp() % 4 * 16;
+      const int n =
+          tile.n + (params_.up.pointer ? first_column() / 2 : first_column()) + i % boxes * 64;
+      if (m < params_.m && n < params_.n) f(i, m, n);
+    }
+  }
+
+  __device__ unsigned char* slot(int box) {
+    return shared_.staged[warp()] + box % Cta::kSlots * Cta::kSlotBytes;
+  }
+
+  // Waits until a box's place in shared memory is free.
+  __device__ static void wait_for_slot(int box) {
+    if (lane() == 0) {
+      if (box == 0 || Cta::kSlots == 1) {
+        cptx::cp_async_bulk_wait_group_read(cptx::n32_t<0>{});
+      } else if (box >= Cta::kSlots) {
+        cptx::cp_async_bulk_wait_group_read(cptx::n32_t<Cta::kSlots - 1>{});
+      }
+    }
+    __syncwarp();
+  }
+
+  // Where stmatrix has this lane's 16 bytes of 16 columns of a box: row lane % 16, swizzled with
+  // the row's number.
+  __device__ static uint32_t matrix_address(uint32_t slot, int part) {
+    const int row = lane() % 16;
+    return slot + row * 128 + ((part * 2 + lane() / 16) ^ (row % 8)) * 16;
+  }
+
+  // Hands a box over to TMA.
+  __device__ void send(int box, const MapCoordinates& at, int m, int n) {
+    cptx::fence_proxy_async(cptx::space_shared);
+    __syncwarp();
+    if (lane() == 0) {
+      const int32_t coordinates[5] = {n, m, at.batch[0], at.batch[1], at.batch[2]};
+      cptx::cp_async_bulk_tensor(cptx::space_global, cptx::space_shared, &arguments_.out.map,
+                                 coordinates, slot(box));
+      cptx::cp_async_bulk_commit_group();
+    }
+  }
+
+  // alpha * sum + bias, unrolled: the usual case, and the Tensor Cores wait for it.
+  template <bool kBf16>
+  __device__ void store_linear(const Sums& sums, const Tile& tile) {
+    constexpr int kBoxes = Cta::kColumns / 64;
+    const bool biased = params_.bias.pointer;
+    if (biased) ptx::named_barrier_sync(kOwn + consumer(), 128);
+    const MapCoordinates at(arguments_.out, params_, tile.batch);
 #pragma unroll
-        for (int i = 0; i < Cta::kChunk / 4; ++i) {
-          const int64_t at = n + i / 2 * 8 + lane % 4 * 2 + i % 2;
-          if (at < params.n) {
-            bias[i] = load_element(params.bias.pointer, params.bias.dtype, tile.offset.bias + at);
+    for (int box = 0; box < Cta::kBlocks * kBoxes; ++box) {
+      const int m = tile.m + first_row() + box / kBoxes * 64 + warp() % 4 * 16;
+      const int n = tile.n + first_column() + box % kBoxes * 64;
+      if (m >= params_.m || n >= params_.n) continue;
+      wait_for_slot(box);
+      const uint32_t to = ptx::shared_address(slot(box));
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        const float* v = sums[box / kBoxes] + box % kBoxes * 32 + part * 8;
+        float2 bias[2] = {};
+        if (biased) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            bias[i] = *reinterpret_cast<const float2*>(
+                &shared_.bias[consumer()][box % kBoxes * 64 + part * 16 + i * 8 + lane() % 4 * 2]);
           }
         }
-      }
+        uint32_t packed[4];  // columns of 8, rows of 8
 #pragma unroll
-      for (int i = 0; i < Cta::kBlocks * Cta::kBlockN / 16; ++i) {
-        if (i / (Cta::kChunk / 16) != chunk) continue;
-        const int j = i % (Cta::kChunk / 16);
-        uint32_t packed[4];
-#pragma unroll
-        for (int part = 0; part < 4; ++part) {  // columns of 8, rows of 8
-          const float* pair = sums[i * 16 / Cta::kBlockN] + i * 8 % (Cta::kBlockN / 2) +
-                              part / 2 * 4 + part % 2 * 2;
-          packed[part] = pack(fmaf(params.alpha, pair[0], bias[4 * j + part / 2 * 2]),
-                              fmaf(params.alpha, pair[1], bias[4 * j + part / 2 * 2 + 1]));
+        for (int i = 0; i < 4; ++i) {
+          packed[i] = pack<kBf16>(fmaf(params_.alpha, v[2 * i], bias[i / 2].x),
+                                  fmaf(params_.alpha, v[2 * i + 1], bias[i / 2].y));
         }
-        ptx::stmatrix_x4(to + j * 32, packed);
+        ptx::stmatrix_x4(matrix_address(to, part), packed);
       }
-      __syncwarp();
-      uint16_t* out = static_cast<uint16_t*>(params.out.pointer) + tile.offset.out +
-                      (m + row) * params.out.row_stride + n + column;
-#pragma unroll
-      for (int r = 0; r < 16; r += kRowStep) {
-        if (m + row + r < params.m && n + column < params.n) {
-          *reinterpret_cast<uint4*>(out + r * params.out.row_stride) =
-              from[r * Cta::kChunkPitch / 8];
-        }
-      }
-      __syncwarp();
+      send(box, at, m, n);
     }
   }
 
+  // activation(alpha * sum + bias) + beta * residual, or with two factors activation(...) * (...),
+  // 32 columns at a time, in 16 bits. The loop is rolled, to keep one copy of it.
+  __device__ void store_fused(const Sums& sums, const Tile& tile) {
+    const bool glu = params_.up.pointer;
+    const bool biased = params_.bias.pointer || params_.up_bias.pointer;
+    if (biased) ptx::named_barrier_sync(kOwn + consumer(), 128);
+    if (params_.residual.pointer) {
+      wait(shared_.barriers.residual[warp()], residual_parity_);
+      residual_parity_ ^= 1;
+    }
+    const MapCoordinates at(arguments_.out, params_, tile.batch);
+    const int boxes = glu ? Cta::kColumns / 128 : Cta::kColumns / 64;
+    for_each_box(tile, [&](int box, int m, int n) {
+      if (!params_.residual.pointer) wait_for_slot(box);
+      const uint32_t to = ptx::shared_address(slot(box));
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        const int chunk =
+            glu ? (box / boxes * Cta::kColumns + box % boxes * 128) / 32 + half : 2 * box + half;
+        const float* bias = &shared_.bias[consumer()][chunk * 32 % Cta::kColumns + lane() % 4 * 2];
+        float value[16];
+        select(value, sums, chunk);
+        scale_and_add(value, biased, bias);
+        activate_16_bit(params_.activation, value);
+        if (glu) {
+          float up[16];
+          select(up, sums, chunk + 2);
+          scale_and_add(up, biased, bias + 64);
+#pragma unroll
+          for (int i = 0; i < 16; ++i) value[i] *= up[i];
+        }
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {  // 16 columns
+          const uint32_t address = matrix_address(to, half * 2 + part);
+          float* const v = value + part * 8;
+          uint32_t packed[4];  // columns of 8, rows of 8
+          if (params_.residual.pointer) {
+            ptx::ldmatrix_x4(packed, address);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const float2 pair = unpack(packed[i]);
+              v[2 * i] = fmaf(params_.beta, pair.x, v[2 * i]);
+              v[2 * i + 1] = fmaf(params_.beta, pair.y, v[2 * i + 1]);
+            }
+          }
+#pragma unroll
+          for (int i = 0; i < 4; ++i) packed[i] = pack(v[2 * i], v[2 * i + 1]);
+          ptx::stmatrix_x4(address, packed);
+        }
+      }
+      send(box, at, m, n);
+    });
+  }
+
+  // A thread's 16 sums in a run-time group of 32 columns.
+  __device__ static void select(float (&value)[16], const Sums& sums, int group) {
+#pragma unroll
+    for (int i = 0; i < Cta::kSums / 16; ++i) {
+      if (i == group) {
+        asm volatile("");  // keeps this a branch: selecting between all groups costs far more
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+          const int at = i * 16 + j;
+          value[j] = sums[at / (Cta::kColumns / 2)][at % (Cta::kColumns / 2)];
+        }
+      }
+    }
+  }
+
+  __device__ void scale_and_add(float (&value)[16], bool biased, const float* bias) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair =
+          biased ? *reinterpret_cast<const float2*>(bias + 8 * i) : make_float2(0.0f, 0.0f);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        value[4 * i + j] = fmaf(params_.alpha, value[4 * i + j], j % 2 == 0 ? pair.x : pair.y);
+      }
+    }
+  }
+
+  template <bool kBf16>
   __device__ static uint32_t pack(float low, float high) {
+    uint32_t packed;
     if constexpr (kBf16) {
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-      return reinterpret_cast<const uint32_t&>(pair);
+      reinterpret_cast<__nv_bfloat162&>(packed) = __floats2bfloat162_rn(low, high);
     } else {
-      const __half2 pair = __floats2half2_rn(low, high);
-      return reinterpret_cast<const uint32_t&>(pair);
+      reinterpret_cast<__half2&>(packed) = __floats2half2_rn(low, high);
     }
+    return packed;
   }
 
-  // Everything else, in FP32 through the common epilogue. The loop is rolled, to keep one copy of
-  // it.
-  __device__ static void store_any(const Sums& sums, const GemmParams& params, const Tile& tile,
-                                   int64_t first_m, unsigned char* staged) {
-    constexpr int kChunks = Cta::kBlockN / Cta::kWideChunk;
-    const int lane = threadIdx.x % 32;
-    float* wide = reinterpret_cast<float*>(staged);
-    float* to = wide + lane / 4 * Cta::kWidePitch + lane % 4 * 2;
+  __device__ uint32_t pack(float low, float high) const {
+    return params_.out.dtype == DType::kBFloat16 ? pack<true>(low, high) : pack<false>(low, high);
+  }
+
+  __device__ float2 unpack(uint32_t packed) const {
+    if (params_.out.dtype == DType::kBFloat16) {
+      return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(packed));
+    }
+    return __half22float2(reinterpret_cast<const __half2&>(packed));
+  }
+
+  // Everything else, in FP32 through the common epilogue or into the workspace. Rolled, too.
+  __device__ void store_any(const Sums& sums, const Tile& tile) {
+    constexpr int kChunks = Cta::kColumns / Cta::kWideChunk;
+    float* wide = reinterpret_cast<float*>(shared_.staged[warp()]);
+    float* to = wide + lane() / 4 * Cta::kWidePitch + lane() % 4 * 2;
+    // In shared memory, because registers are short.
+    BatchOffsets& offset = shared_.offset[warp()];
+    if (lane() == 0) offset = batch_offsets(params_, tile.batch);
 #pragma unroll 1
     for (int chunk = 0; chunk < Cta::kBlocks * kChunks; ++chunk) {
-      const int64_t m = first_m + chunk / kChunks * 64;
-      const int64_t n = tile.n + chunk % kChunks * Cta::kWideChunk;
-      if (m >= params.m) return;
-      if (n >= params.n) continue;
+      const int m = tile.m + first_row() + chunk / kChunks * 64 + warp() % 4 * 16;
+      const int n = tile.n + first_column() + chunk % kChunks * Cta::kWideChunk;
+      if (m >= params_.m) return;
+      if (n >= params_.n) continue;
+      float value[16];
+      select(value, sums, chunk);
 #pragma unroll
-      for (int i = 0; i < Cta::kBlocks * Cta::kBlockN / 8; ++i) {
-        if (i / (Cta::kWideChunk / 8) != chunk) continue;
-        const float* four = sums[i * 8 / Cta::kBlockN] + i * 4 % (Cta::kBlockN / 2);
-        float* at = to + i % (Cta::kWideChunk / 8) * 8;
-        *reinterpret_cast<float2*>(at) = make_float2(four[0], four[1]);
-        *reinterpret_cast<float2*>(at + 8 * Cta::kWidePitch) = make_float2(four[2], four[3]);
+      for (int i = 0; i < 4; ++i) {
+        float* at = to + i * 8;
+        *reinterpret_cast<float2*>(at) = make_float2(value[4 * i], value[4 * i + 1]);
+        *reinterpret_cast<float2*>(at + 8 * Cta::kWidePitch) =
+            make_float2(value[4 * i + 2], value[4 * i + 3]);
       }
       __syncwarp();
-      store_tile<16, Cta::kWideChunk, Cta::kWidePitch, 32, /*kMaxItems=*/2>(params, tile, m, n,
-                                                                            wide, lane);
+      if (params_.split_k > 1) {
+        store_chunk<4>(wide, m, n, [&](int row, int column, float (&sum)[1][4]) {
+          const int64_t at = (int64_t{tile.split} * params_.batch_count + tile.batch) * params_.m;
+          *reinterpret_cast<float4*>(params_.workspace + (at + row) * params_.workspace_pitch +
+                                     column) =
+              make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
+        });
+      } else if (params_.vector_epilogue) {
+        store_chunk<4>(wide, m, n, [&](int row, int column, float (&sum)[1][4]) {
+          finish_at(params_, offset, row, column, sum);
+        });
+      } else {
+        store_chunk<1>(wide, m, n, [&](int row, int column, float (&sum)[1][1]) {
+          finish_at(params_, offset, row, column, sum);
+        });
+      }
       __syncwarp();
     }
   }
 
-  unsigned char* stages_;
-  Barriers<Cta>& barriers_;
-  StageCursor<1> turn_;
+  // Calls store(row, column, sums) for kVec adjacent sums at a time of 16 rows by kWideChunk.
+  template <int kVec, class Function>
+  __device__ void store_chunk(const float* wide, int m, int n, const Function& store) {
+    constexpr int kPerRow = Cta::kWideChunk / kVec;
+#pragma unroll 1
+    for (int i = lane(); i < 16 * kPerRow; i += 32) {
+      const int row = i / kPerRow;
+      const int column = i % kPerRow * kVec;
+      if (m + row >= params_.m || n + column >= params_.n) continue;
+      float sum[1][kVec];
+      load_elements(wide + row * Cta::kWidePitch + column, DType::kFloat32, 0, sum[0]);
+      store(m + row, n + column, sum);
+    }
+  }
+
+  const Arguments& arguments_;
+  const GemmParams& params_;
+  SharedMemory<Cta>& shared_;
+  uint32_t residual_parity_ = 0;
 };
 
-template <class Cta, bool kBf16, bool kAKMajor, bool kBKMajor>
-__global__ void __launch_bounds__(Cta::kThreads, 1)
-    sm90_gemm(const __grid_constant__ GemmParams params, const __grid_constant__ OperandMap map_a,
-              const __grid_constant__ OperandMap map_b) {
-#if __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ unsigned char shared[];
-  unsigned char* stages = shared + (1024 - ptx::shared_address(shared) % 1024) % 1024;
-  unsigned char* staged = stages + Cta::kStages * Cta::kStageBytes;
-  __shared__ Barriers<Cta> barriers;
-  __shared__ Work<Cta> works[kWorkSlots];
+// Adds up the cluster's partial sums, always in the order of the CTAs, and finishes this CTA's
+// share of the tile's rows. By the consumers' 256 threads.
+template <class Cta>
+__device__ inline void reduce_in_cluster(const Arguments& arguments, const Tile& tile,
+                                         SharedMemory<Cta>& shared) {
+  const GemmParams& params = arguments.gemm;
+  const int rank = shared.rank;
+  const int splits = arguments.cluster_split;
   const auto cluster = cooperative_groups::this_cluster();
-  const int rank = Cta::kCluster > 1 ? static_cast<int>(cluster.block_rank()) : 0;
-  if (threadIdx.x == 0) barriers.init();
+  const int rows = (Cta::kBlockM + splits - 1) / splits;
+  const int begin = rank * rows;
+  const int end = min(Cta::kBlockM, begin + rows);
+  const BatchOffsets offset = batch_offsets(params, tile.batch);
+  float* const mine = reinterpret_cast<float*>(shared.stages);
+  const auto finish = [&]<int kVec>() {
+    constexpr int kPerRow = Cta::kBlockN / kVec;
+    for (int i = threadIdx.x - 128; i < (end - begin) * kPerRow; i += 256) {
+      const int row = begin + i / kPerRow;
+      const int column = i % kPerRow * kVec;
+      if (tile.m + row >= params.m || tile.n + column >= params.n) continue;
+      float* const at = mine + row * Cta::kPartialPitch + column;
+      float sum[1][kVec] = {};
+#pragma unroll 4
+      for (int split = 0; split < splits; ++split) {
+        float value[kVec];
+        load_elements(cluster.map_shared_rank(at, split), DType::kFloat32, 0, value);
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) sum[0][j] += value[j];
+      }
+      finish_at(params, offset, tile.m + row, tile.n + column, sum);
+    }
+  };
+  if (params.vector_epilogue) {
+    finish.template operator()<4>();
+  } else {
+    finish.template operator()<1>();
+  }
+}
+
+template <class Cta>
+__global__ void __launch_bounds__(Cta::kThreads, 1)
+    sm90_gemm(const __grid_constant__ Arguments arguments) {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) unsigned char dynamic[];
+  auto& shared = reinterpret_cast<SharedMemory<Cta>&>(dynamic);
+  const bool splits = Cta::kCluster == 1 && arguments.cluster_split > 1;
+  const auto cluster = cooperative_groups::this_cluster();
+  const int cluster_size = Cta::kCluster * arguments.cluster_split;
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensor_map(&arguments.a.map);
+    ptx::prefetch_tensor_map(&arguments.b.map);
+    init(shared.barriers);
+    shared.rank = cluster_size > 1 ? static_cast<int>(cluster.block_rank()) : 0;
+    shared.step = static_cast<int>(gridDim.x) / cluster_size;
+  }
   if constexpr (Cta::kCluster > 1) {
     cluster.sync();  // no CTA writes to another one's barriers before they exist
   } else {
     __syncthreads();
   }
+  // Nothing is read or written before all earlier kernels are done; the next one may start to wait.
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
 
+  int i = static_cast<int>(blockIdx.x) / cluster_size;
   if (threadIdx.x < 128) {
-    ptx::setmaxnreg_dec<88>();
-    if (threadIdx.x == 32) {
-      schedule<Cta>(params, rank, works, barriers);
-    } else if (threadIdx.x == 0) {
-      produce<Cta, kAKMajor, kBKMajor>(params, map_a, map_b, rank, stages, works, barriers);
+    ptx::setmaxnreg_dec<Cta::kProducerRegisters>();
+    if (threadIdx.x == 0) produce<Cta>(arguments, i, shared);
+    if (splits) {  // the two of the consumers, below
+      __syncwarp();
+      cluster.sync();
+      cluster.sync();
     }
   } else {
-    ptx::setmaxnreg_inc<208>();
-    using ThisConsumer = Consumer<Cta, kBf16, kAKMajor, kBKMajor>;
-    ThisConsumer consumer(stages, barriers);
-    const int warp = threadIdx.x / 32 - 4;
-    StageCursor<kWorkSlots> slot;
-    if (Cta::kPingPong && warp >= 4) slot.advance();
-    const int64_t count = Scheduler<Cta>(params, rank).tiles_of_cta();
-    for (int64_t i = slot.stage; i < count; i += Cta::kPingPong ? 2 : 1) {
-      wait(barriers.work_full[slot.stage], slot.parity);
-      const Work<Cta>& work = works[slot.stage];
-      typename ThisConsumer::Sums sums;
-      consumer.multiply(sums, work.k_tiles, work.cursor);
-      consumer.store(sums, params, work.tile, staged + warp * Cta::kStagedBytesPerWarp);
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) arrive(barriers.work_empty[slot.stage]);
-      slot.advance();
-      if (Cta::kPingPong) slot.advance();
+    ptx::setmaxnreg_inc<Cta::kConsumerRegisters>();
+    Consumer<Cta> consumer(arguments, shared);
+    StageCursor<Cta::kStages> cursor;
+    // In a ping-pong pair, each steps over the stages of the tiles of the other.
+    const auto skip = [&] {
+      if (Cta::kPingPong) {
+        cursor.advance(decode<Cta>(arguments, i, shared.rank).k_tiles);
+        i += shared.step;
+      }
+    };
+    if (threadIdx.x >= 256) skip();
+    while (i < arguments.tiles) {
+      const Tile tile = decode<Cta>(arguments, i, shared.rank);
+      if (Cta::kPingPong && i >= shared.step) consumer.take_turn();
+      typename Consumer<Cta>::Sums sums;
+      consumer.multiply(sums, tile, cursor, i + shared.step < arguments.tiles);
+      if (splits) {
+        consumer.store_partial(sums);
+        cluster.sync();
+        reduce_in_cluster<Cta>(arguments, tile, shared);
+        cluster.sync();  // the others have read what is here
+      } else {
+        consumer.store(sums, tile);
+      }
+      i += shared.step;
+      skip();
     }
+    consumer.finish();
   }
 #endif
 }

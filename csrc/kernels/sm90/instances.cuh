@@ -1,42 +1,52 @@
 // Definition of launch(), for the instance_*.cu files alone.
 #pragma once
 
-#include <algorithm>
-#include <type_traits>
-
 #include "kernels/launch.cuh"
 #include "kernels/sm90/gemm.cuh"
-#include "kernels/sm90/instances.hpp"
 
 namespace tgemm::sm90 {
 
-template <class Cta, bool kBf16, bool kAKMajor, bool kBKMajor>
-std::string launch_one(const GemmParams& params, const LaunchTarget& target) {
-  OperandMap a{}, b{};
-  if (!target.resources && params.k > 0) {
-    constexpr int kShareN = Cta::kBlockN / Cta::kCluster;
-    std::string error =
-        make_operand_map(a, params, true, kAKMajor, kAKMajor ? Cta::kBlockM : 64, kTmaTileK);
+template <class Cta>
+std::string make_maps(Arguments& arguments) {
+  const GemmParams& params = arguments.gemm;
+  std::string error;
+  if (params.k > 0) {
+    error =
+        make_operand_map(arguments.a, params, params.a, true, arguments.a_k_major, Cta::kBlockM);
+    const int box_n = params.up.pointer ? 64 : Cta::kBlockN / Cta::kCluster;
     if (error.empty()) {
-      error = make_operand_map(b, params, false, kBKMajor, kBKMajor ? kShareN : 64, kTmaTileK);
+      error = make_operand_map(arguments.b, params, params.b, false, arguments.b_k_major, box_n);
     }
-    if (!error.empty()) return error;
+    if (error.empty() && params.up.pointer) {
+      error = make_operand_map(arguments.up, params, params.up, false, arguments.b_k_major, box_n);
+    }
   }
-  const int64_t tiles = tile_count(params, Cta::kBlockM * Cta::kCluster, Cta::kBlockN);
-  return launch_persistent<sm90_gemm<Cta, kBf16, kAKMajor, kBKMajor>>(
-      tiles, Cta::kCluster, Cta::kThreads, Cta::kSharedBytes, target, params, a, b);
+  if (!arguments.fused) return error;
+  if (error.empty()) error = make_output_map(arguments.out, params, params.out, 16);
+  if (error.empty() && params.residual.pointer) {
+    error = make_output_map(arguments.residual, params, params.residual, 16);
+  }
+  return error;
 }
 
-template <bool kBf16>
-std::string launch(int tile, bool a_k_major, bool b_k_major, const GemmParams& params,
-                   const LaunchTarget& target) {
-  return [&]<class... Ctas>(std::type_identity<std::tuple<Ctas...>>) {
-    using Launcher = std::string (*)(const GemmParams&, const LaunchTarget&);
-    static constexpr Launcher kLaunchers[][4] = {
-        {launch_one<Ctas, kBf16, false, false>, launch_one<Ctas, kBf16, false, true>,
-         launch_one<Ctas, kBf16, true, false>, launch_one<Ctas, kBf16, true, true>}...};
-    return kLaunchers[tile][(a_k_major ? 2 : 0) + (b_k_major ? 1 : 0)](params, target);
-  }(std::type_identity<Tiles>());
+template <class Cta>
+std::string launch(Arguments& arguments, const LaunchTarget& target) {
+  if (!target.resources) {
+    if (std::string error = make_maps<Cta>(arguments); !error.empty()) return error;
+  }
+  const GemmParams& params = arguments.gemm;
+  constexpr int64_t kRows = Cta::kBlockM * Cta::kCluster;
+  const int64_t columns = params.up.pointer ? Cta::kBlockN / 2 : Cta::kBlockN;
+  const int64_t tiles_m = (params.m + kRows - 1) / kRows;
+  const int64_t tiles_n = (params.n + columns - 1) / columns;
+  const int64_t tiles = tiles_m * tiles_n * params.batch_count * params.split_k;
+  if (tiles > INT32_MAX / 2) return "more than 2^30 tiles";
+  arguments.tiles_m = static_cast<int>(tiles_m);
+  arguments.tiles_n = static_cast<int>(tiles_n);
+  arguments.tiles = static_cast<int>(tiles);
+  return launch_clusters<sm90_gemm<Cta>>(tiles, Cta::kCluster * arguments.cluster_split,
+                                         /*persistent=*/arguments.cluster_split == 1, Cta::kThreads,
+                                         sizeof(SharedMemory<Cta>), target, arguments);
 }
 
 }  // namespace tgemm::sm90

@@ -2,21 +2,39 @@
 #pragma once
 
 #include <string>
-#include <tuple>
 
 #include "device/params.hpp"
+#include "device/tensor_map.hpp"
 #include "kernels/sm90/cta_tile.hpp"
 
 namespace tgemm::sm90 {
 
-using Tiles = std::tuple<                        //
-    CtaTile<Schedule::kCooperative, 256, 4, 1>,  //
-    CtaTile<Schedule::kCooperative, 256, 4, 2>,  //
-    CtaTile<Schedule::kPingPong, 128, 6, 1>>;
+// Everything that one of the kernels receives.
+struct Arguments {
+  GemmParams gemm;
+  OperandMap a, b, up, out, residual;
+  bool a_k_major, b_k_major;
+  int tiles_m, tiles_n;  // of the cluster's tiles
+  int tiles;             // of all batch entries and splits of K through the workspace
+  bool fused;            // outputs leave through `out`; else through the common epilogue
+  bool linear;           // and all that happens to them is alpha and bias
+  int cluster_split;     // CTAs of a cluster that divide K of a tile among them
+};
 
-// `tile` indexes Tiles.
-template <bool kBf16>
-std::string launch(int tile, bool a_k_major, bool b_k_major, const GemmParams& params,
-                   const LaunchTarget& target);
+using Cooperative128x256 = CtaTile<Schedule::kCooperative, 128, 256, 3, 4>;
+using Cooperative128x256Deep = CtaTile<Schedule::kCooperative, 128, 256, 4, 2>;
+using Cooperative128x256Cluster = CtaTile<Schedule::kCooperative, 128, 256, 3, 4, 2>;
+using Cooperative128x192 = CtaTile<Schedule::kCooperative, 128, 192, 4, 3>;
+using Cooperative128x128 = CtaTile<Schedule::kCooperative, 128, 128, 6, 2>;
+using Cooperative128x64 = CtaTile<Schedule::kCooperative, 128, 64, 8, 1>;
+using Cooperative64x256 = CtaTile<Schedule::kCooperative, 64, 256, 4, 2>;
+using Cooperative64x128 = CtaTile<Schedule::kCooperative, 64, 128, 8, 1>;
+using PingPong128x128 = CtaTile<Schedule::kPingPong, 128, 128, 5, 4>;
+using PingPong128x128Cluster = CtaTile<Schedule::kPingPong, 128, 128, 5, 4, 2>;
+using PingPong128x192Cluster = CtaTile<Schedule::kPingPong, 128, 192, 3, 6, 2>;
+
+// Makes the tensor maps and enqueues the kernel, or describes it.
+template <class Cta>
+std::string launch(Arguments& arguments, const LaunchTarget& target);
 
 }  // namespace tgemm::sm90

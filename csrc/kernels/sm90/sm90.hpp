@@ -6,6 +6,5 @@
 namespace tgemm {
 
 KernelEntry sm90_entry();
-KernelEntry sm90_pingpong_entry();
 
 }  // namespace tgemm

@@ -1,0 +1,9 @@
+#include "kernels/sm90/instances.cuh"
+
+namespace tgemm::sm90 {
+
+template std::string launch<Cooperative128x256>(Arguments&, const LaunchTarget&);
+template std::string launch<Cooperative128x256Deep>(Arguments&, const LaunchTarget&);
+template std::string launch<Cooperative128x256Cluster>(Arguments&, const LaunchTarget&);
+
+}  // namespace tgemm::sm90
