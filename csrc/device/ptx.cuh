@@ -73,6 +73,23 @@ __device__ inline void mbarrier_arrive_remote(uint64_t* barrier, int rank) {
       : "memory");
 }
 
+// 9.7.9.12 st.async: two floats into the shared memory of another CTA of the cluster, 8-byte aligned;
+// its barrier counts the 8 bytes. Addresses as mapa gives them. sm_90.
+__device__ inline void st_async(uint32_t remote, float x, float y, uint32_t remote_barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, "
+      "[%3];" ::"r"(remote),
+      "f"(x), "f"(y), "r"(remote_barrier)
+      : "memory");
+}
+
+// 9.7.9.24 mapa: where CTA `rank` of the cluster has what is at `shared` in this one. sm_90.
+__device__ inline uint32_t mapa(uint32_t shared, int rank) {
+  uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(rank));
+  return remote;
+}
+
 // 9.7.13.1 barrier: waits for `threads` threads of the CTA at barrier `id` (1 to 15; 0 is
 // __syncthreads).
 __device__ inline void named_barrier_sync(int id, int threads) {
@@ -82,6 +99,22 @@ __device__ inline void named_barrier_sync(int id, int threads) {
 // The same, without waiting.
 __device__ inline void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// 9.7.13.15 elect.sync: true in one of the warp's threads, and the compiler knows that it is one.
+// sm_90.
+__device__ inline bool elect_sync() {
+  uint32_t elected;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p;}" : "=r"(elected));
+  return elected != 0;
+}
+
+// 9.7.9.27.1.3 cp.async.bulk.prefetch.tensor: one box of a five-dimensional map to L2. sm_90.
+__device__ inline void prefetch_tensor_5d(const void* map, const int32_t (&at)[5]) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(map),
+      "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4])
+      : "memory");
 }
 
 // 9.7.9.15 prefetch.tensormap: a tensor map among the kernel's parameters. sm_90.

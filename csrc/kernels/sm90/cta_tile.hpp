@@ -25,6 +25,9 @@ struct CtaTile {
   static constexpr int kRowBytes = 128;  // of a tile along K: the swizzle's width
   static constexpr int kBlockK = kRowBytes / 2;
   static constexpr int kStages = kStages_, kSlots = kSlots_, kCluster = kCluster_;
+  // Rows of tiles walked before moving to the next column of tiles. With about a hundred resident
+  // CTAs this makes the footprint of a wave roughly square.
+  static constexpr int kGroupM = kBlockN >= 2 * kBlockM ? 16 : 8;
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (1 + kConsumers);
 
@@ -50,20 +53,23 @@ struct CtaTile {
   static constexpr int kWideChunk = 32, kWidePitch = kWideChunk + 8;
   static constexpr int kStagedBytes =
       (std::max(kSlots * kSlotBytes, 16 * kWidePitch * 4) + 1023) / 1024 * 1024;
-  // Partial sums of a whole tile, for the other CTAs of the cluster to read.
+  // Partial sums of a cluster that divides K: each CTA gets its share of the tile's rows from all.
   static constexpr int kPartialPitch = kBlockN + 8;
-  static_assert(kBlockM * kPartialPitch * 4 <=
-                kStages * kStageBytes + kConsumers * 4 * kStagedBytes);
+  // What every Hopper GPU can run.
+  static constexpr int kMaxSplit = kPingPong || kCluster > 1 ? 1 : 8;
+  static_assert((kBlockM + kMaxSplit) * kPartialPitch * 4 <= kStages * kStageBytes);
 };
 
 // Stages: full when their tiles have arrived in this CTA; empty when all consumers of the cluster
 // have read theirs, so that any of its CTAs may write to all. Residual: a warp's part of a tile of
-// the residual has arrived where its outputs will be.
+// the residual has arrived where its outputs will be. Partial: so have all CTAs' sums for this
+// CTA's rows.
 template <class Cta>
 struct Barriers {
   uint64_t full[Cta::kStages];
   uint64_t empty[Cta::kStages];
   uint64_t residual[Cta::kConsumers * 4];
+  uint64_t partial;
 };
 
 template <class Cta>

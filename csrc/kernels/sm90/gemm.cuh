@@ -22,11 +22,12 @@ namespace tgemm::sm90 {
 template <class Cta>
 __device__ inline void init(Barriers<Cta>& barriers) {
   for (int i = 0; i < Cta::kStages; ++i) {
-    cptx::mbarrier_init(&barriers.full[i], 1u);
+    cptx::mbarrier_init(&barriers.full[i], 2u);  // the producers of A and of B
     cptx::mbarrier_init(&barriers.empty[i],
                         static_cast<uint32_t>(Cta::kConsumersPerTile * Cta::kCluster));
   }
   for (uint64_t& barrier : barriers.residual) cptx::mbarrier_init(&barrier, 1u);
+  cptx::mbarrier_init(&barriers.partial, 1u);
   cptx::fence_mbarrier_init(cptx::sem_release, cptx::scope_cluster);
 }
 
@@ -50,18 +51,15 @@ __device__ inline int block_k(const GemmParams& params) {
 template <class Cta>
 __device__ inline Tile decode(const Arguments& arguments, int index, int rank) {
   const GemmParams& params = arguments.gemm;
-  constexpr unsigned kGroupM = Cta::kBlockN >= 2 * Cta::kBlockM ? 16 : 8;
-  const unsigned tiles_m = arguments.tiles_m, tiles_n = arguments.tiles_n;
-  unsigned in_batch = index, slot = 0;
-  if (in_batch >= tiles_m * tiles_n) {
-    slot = in_batch / (tiles_m * tiles_n);
-    in_batch -= slot * (tiles_m * tiles_n);
-  }
-  const unsigned group = in_batch / (kGroupM * tiles_n);
-  const unsigned in_group = in_batch - group * (kGroupM * tiles_n);
-  const unsigned rows = min(kGroupM, tiles_m - group * kGroupM);
-  const unsigned column = in_group / rows;
-  const unsigned row = group * kGroupM + in_group - column * rows;
+  const unsigned slot = arguments.tiles_per_batch.divide(index);
+  const unsigned in_batch = index - slot * arguments.tiles_per_batch.divisor();
+  const unsigned group = arguments.tiles_per_group.divide(in_batch);
+  const unsigned in_group = in_batch - group * arguments.tiles_per_group.divisor();
+  const bool whole =
+      (group + 1) * arguments.tiles_per_group.divisor() <= arguments.tiles_per_batch.divisor();
+  const unsigned column = whole ? in_group / Cta::kGroupM : arguments.last_rows.divide(in_group);
+  const unsigned rows = whole ? Cta::kGroupM : arguments.last_rows.divisor();
+  const unsigned row = group * Cta::kGroupM + in_group - column * rows;
 
   Tile tile;
   tile.m = static_cast<int>(row * Cta::kCluster) * Cta::kBlockM;
@@ -72,7 +70,7 @@ __device__ inline Tile decode(const Arguments& arguments, int index, int rank) {
   if (arguments.cluster_split > 1) {
     tile.split = rank;
   } else if (params.split_k > 1) {
-    tile.split = static_cast<int>(slot / static_cast<unsigned>(params.batch_count));
+    tile.split = static_cast<int>(arguments.batches.divide(slot));
     tile.batch -= tile.split * static_cast<int>(params.batch_count);
   }
   const auto per_split = static_cast<int>(params.k_per_split);
@@ -83,57 +81,68 @@ __device__ inline Tile decode(const Arguments& arguments, int index, int rank) {
   return tile;
 }
 
-// The producer's part: requests the tiles of A and B of every output tile of this CTA. With two
-// factors (GLU), columns of `b` and of `up` alternate in the tile, 64 at a time.
-template <class Cta>
+// A producer's part: one thread requests the tiles of A, or of B, for every output tile of this
+// CTA. Two threads, because a request takes about a hundred cycles. With two factors (kGlu),
+// columns of `b` and of `up` alternate in a tile of B, 64 at a time.
+template <class Cta, bool kIsA, bool kKMajor, bool kGlu = false>
 __device__ inline void produce(const Arguments& arguments, int first, SharedMemory<Cta>& shared) {
-  constexpr int kShareN = Cta::kBlockN / Cta::kCluster;
-  constexpr uint16_t kAll = Cta::kCluster > 1 ? (1 << Cta::kCluster) - 1 : 0;
+  constexpr int kShare = kIsA ? Cta::kBlockM : Cta::kBlockN / Cta::kCluster;
+  constexpr int kBox = kKMajor && !kGlu ? kShare : 64;
+  constexpr uint32_t kBytes = kIsA ? Cta::kBytesA : Cta::kBytesB;
+  constexpr uint16_t kAll = !kIsA && Cta::kCluster > 1 ? (1 << Cta::kCluster) - 1 : 0;
   const GemmParams& params = arguments.gemm;
+  const OperandMap& map = kIsA ? arguments.a : arguments.b;
   const int rank = shared.rank;
-  const bool glu = params.up.pointer;
-  const int box_m = arguments.a_k_major ? Cta::kBlockM : 64;
-  const int box_n = arguments.b_k_major && !glu ? kShareN : 64;
-  const int share_begin = Cta::kCluster > 1 ? rank * kShareN : 0;
+  const int share = kIsA || Cta::kCluster == 1 ? 0 : rank * kShare;
+  const int offset = (kIsA ? 0 : Cta::kBytesA) + share * Cta::kRowBytes;
+  const int step = shared.step;
   const int step_k = block_k(params);
   StageCursor<Cta::kStages> cursor;
-  for (int i = first; i < arguments.tiles; i += shared.step) {
+  for (int i = first; i < arguments.tiles; i += step) {
     const Tile tile = decode<Cta>(arguments, i, rank);
-    const MapCoordinates at_a(arguments.a, params, tile.batch);
-    const MapCoordinates at_b(arguments.b, params, tile.batch);
-    const MapCoordinates at_up(arguments.up, params, tile.batch);
+    const MapCoordinates at(map, params, tile.batch);
+    const MapCoordinates at_up(kGlu ? arguments.up : map, params, tile.batch);
+    const int mn = (kIsA ? tile.m : tile.n) + (kGlu ? share / 2 : share);
     int k = tile.k_begin;
+    if (i == first) {
+      // B, the weight as a rule, can come to L2 while the kernels before this one finish.
+      if (!kIsA && !kGlu) {
+        for (int j = 0; j < min(tile.k_tiles, Cta::kStages); ++j) {
+#pragma unroll
+          for (int box = 0; box < kShare; box += kBox) {
+            prefetch_box(map, at, kKMajor, mn + box, k + j * step_k);
+          }
+        }
+      }
+      ptx::griddepcontrol_wait();
+    }
     for (int j = 0; j < tile.k_tiles; ++j, k += step_k) {
       wait(shared.barriers.empty[cursor.stage], cursor.parity ^ 1);
       uint64_t& full = shared.barriers.full[cursor.stage];
-      unsigned char* stage = shared.stages[cursor.stage];
+      unsigned char* to = shared.stages[cursor.stage] + offset;
       cptx::mbarrier_arrive_expect_tx(cptx::sem_release, cptx::scope_cta, cptx::space_shared, &full,
-                                      static_cast<uint32_t>(Cta::kStageBytes));
-      for (int row = 0; row < Cta::kBlockM; row += box_m) {
-        request_box(stage + row * Cta::kRowBytes, arguments.a, at_a, arguments.a_k_major,
-                    tile.m + row, k, full);
-      }
-      for (int column = share_begin; column < share_begin + kShareN; column += box_n) {
-        unsigned char* const to = stage + Cta::kBytesA + column * Cta::kRowBytes;
-        if (!glu) {
-          request_box(to, arguments.b, at_b, arguments.b_k_major, tile.n + column, k, full, kAll);
-        } else if (column % 128 == 0) {
-          request_box(to, arguments.b, at_b, arguments.b_k_major, tile.n + column / 2, k, full,
-                      kAll);
-        } else {
-          request_box(to, arguments.up, at_up, arguments.b_k_major, tile.n + column / 128 * 64, k,
-                      full, kAll);
-        }
+                                      kBytes);
+#pragma unroll
+      for (int box = 0; box < kShare; box += kBox) {
+        const bool is_up = kGlu && box % 128 != 0;
+        request_box(to + box * Cta::kRowBytes, is_up ? arguments.up : map, is_up ? at_up : at,
+                    kKMajor, mn + (kGlu ? box / 128 * 64 : box), k, full, kAll);
       }
       cursor.advance();
     }
   }
   // Nobody may leave while another CTA of the cluster still writes to it or waits for it; so the
   // last stages are waited for as if they were to be filled again.
-  for (int j = 0; Cta::kCluster > 1 && j < Cta::kStages; ++j) {
+  for (int j = 0; !kIsA && Cta::kCluster > 1 && j < Cta::kStages; ++j) {
     wait(shared.barriers.empty[cursor.stage], cursor.parity ^ 1);
     cursor.advance();
   }
+}
+
+// Rows of a tile that a CTA finishes of a cluster that divides K.
+template <class Cta>
+__device__ inline int partial_rows(const Arguments& arguments) {
+  return (Cta::kBlockM + arguments.cluster_split - 1) / arguments.cluster_split;
 }
 
 // A consumer's part: a warpgroup that multiplies kBlocks times 64 rows of a tile by kColumns, 16
@@ -149,6 +158,11 @@ class Consumer {
   __device__ void multiply(Sums& sums, const Tile& tile, StageCursor<Cta::kStages>& cursor,
                            bool more) {
     using enum ptx::WgmmaType;
+#pragma unroll
+    for (auto& block : sums) {
+#pragma unroll
+      for (float& sum : block) sum = 0.0f;
+    }
     const auto run = [&]<ptx::WgmmaType kType, bool kAKMajor, bool kBKMajor>() {
       multiply_tiles<kType, kAKMajor, kBKMajor>(sums, tile, cursor, more);
     };
@@ -194,20 +208,25 @@ class Consumer {
     }
   }
 
-  // The sums where the cluster's other CTAs will read them.
-  __device__ void store_partial(const Sums& sums) {
-    ptx::named_barrier_sync(kTurn, 256);  // both consumers are through with the stages
-    float* to = reinterpret_cast<float*>(shared_.stages) +
-                (first_row() + warp() % 4 * 16 + lane() / 4) * Cta::kPartialPitch + first_column() +
-                lane() % 4 * 2;
+  // Sends the sums to the CTAs of the cluster that finish their rows.
+  __device__ void send_partial(const Sums& sums) {
+    const int rows = partial_rows<Cta>(arguments_);
+    float* const mine = reinterpret_cast<float*>(shared_.stages) +
+                        shared_.rank * rows * Cta::kPartialPitch + first_column() + lane() % 4 * 2;
 #pragma unroll
     for (int block = 0; block < Cta::kBlocks; ++block) {
 #pragma unroll
-      for (int j = 0; j < Cta::kColumns / 8; ++j) {
-        float* at = to + block * 64 * Cta::kPartialPitch + j * 8;
-        const float* four = sums[block] + 4 * j;
-        *reinterpret_cast<float2*>(at) = make_float2(four[0], four[1]);
-        *reinterpret_cast<float2*>(at + 8 * Cta::kPartialPitch) = make_float2(four[2], four[3]);
+      for (int half = 0; half < 2; ++half) {
+        const int row = first_row() + block * 64 + warp() % 4 * 16 + half * 8 + lane() / 4;
+        const int owner = row / rows;
+        const uint32_t to =
+            ptx::mapa(ptx::shared_address(mine + (row - owner * rows) * Cta::kPartialPitch), owner);
+        const uint32_t arrived = ptx::mapa(ptx::shared_address(&shared_.barriers.partial), owner);
+#pragma unroll
+        for (int j = 0; j < Cta::kColumns / 8; ++j) {
+          const float* pair = sums[block] + 4 * j + 2 * half;
+          ptx::st_async(to + 32 * j, pair[0], pair[1], arrived);
+        }
       }
     }
   }
@@ -270,7 +289,7 @@ class Consumer {
       for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
         for (int block = 0; block < Cta::kBlocks; ++block) {
-          Multiplier::multiply(sums[block], a + block * kBlockStep, b, step > 0 || i > 0);
+          Multiplier::multiply(sums[block], a + block * kBlockStep, b);
         }
         a += ptx::kWgmmaStepK<kAKMajor>;
         b += ptx::kWgmmaStepK<kBKMajor>;
@@ -316,21 +335,31 @@ class Consumer {
     }
   }
 
-  // Calls f(index, m, n) for all of this warp's boxes of 16 rows by 64 outputs that are not wholly
-  // outside.
+  // A warp's boxes of a tile: 16 rows by 64 outputs. Of a row of blocks:
+  __device__ int boxes() const {
+    return params_.up.pointer ? Cta::kColumns / 128 : Cta::kColumns / 64;
+  }
+
+  struct Origin {
+    int m, n;
+  };
+  __device__ Origin box_origin(const Tile& tile, int box) const {
+    const int column = params_.up.pointer ? first_column() / 2 : first_column();
+    return {tile.m + first_row() + box / boxes() * 64 + warp() % 4 * 16,
+            tile.n + column + box % boxes() * 64};
+  }
+
+  // Calls f(box, m, n) for those that are not wholly outside.
   template <class Function>
-  __device__ void for_each_box(const Tile& tile, const Function& f) {
-    const int boxes = params_.up.pointer ? Cta::kColumns / 128 : Cta::kColumns / 64;
+  __device__ void for_each_box(const Tile& tile, const Function& f) const {
 #pragma unroll 1
-    for (int i = 0; i < Cta::kBlocks * boxes; ++i) {
-      const int m = tile.m + first_row() + i / boxes * 64 + warp() % 4 * 16;
-      const int n =
-          tile.n + (params_.up.pointer ? first_column() / 2 : first_column()) + i % boxes * 64;
-      if (m < params_.m && n < params_.n) f(i, m, n);
+    for (int box = 0; box < Cta::kBlocks * boxes(); ++box) {
+      const auto [m, n] = box_origin(tile, box);
+      if (m < params_.m && n < params_.n) f(box, m, n);
     }
   }
 
-  __device__ unsigned char* slot(int box) {
+  __device__ unsigned char* slot(int box) const {
     return shared_.staged[warp()] + box % Cta::kSlots * Cta::kSlotBytes;
   }
 
@@ -353,16 +382,20 @@ class Consumer {
     return slot + row * 128 + ((part * 2 + lane() / 16) ^ (row % 8)) * 16;
   }
 
-  // Hands a box over to TMA.
-  __device__ void send(int box, const MapCoordinates& at, int m, int n) {
+  // Hands boxes over to TMA.
+  __device__ void send(const Tile& tile, int first, int count) {
     cptx::fence_proxy_async(cptx::space_shared);
     __syncwarp();
-    if (lane() == 0) {
+    if (lane() != 0) return;
+    const MapCoordinates at(arguments_.out, params_, tile.batch);
+    for (int box = first; box < first + count; ++box) {
+      const auto [m, n] = box_origin(tile, box);
+      if (m >= params_.m || n >= params_.n) continue;
       const int32_t coordinates[5] = {n, m, at.batch[0], at.batch[1], at.batch[2]};
       cptx::cp_async_bulk_tensor(cptx::space_global, cptx::space_shared, &arguments_.out.map,
                                  coordinates, slot(box));
-      cptx::cp_async_bulk_commit_group();
     }
+    cptx::cp_async_bulk_commit_group();
   }
 
   // alpha * sum + bias, unrolled: the usual case, and the Tensor Cores wait for it.
@@ -371,13 +404,12 @@ class Consumer {
     constexpr int kBoxes = Cta::kColumns / 64;
     const bool biased = params_.bias.pointer;
     if (biased) ptx::named_barrier_sync(kOwn + consumer(), 128);
-    const MapCoordinates at(arguments_.out, params_, tile.batch);
 #pragma unroll
     for (int box = 0; box < Cta::kBlocks * kBoxes; ++box) {
-      const int m = tile.m + first_row() + box / kBoxes * 64 + warp() % 4 * 16;
-      const int n = tile.n + first_column() + box % kBoxes * 64;
-      if (m >= params_.m || n >= params_.n) continue;
-      wait_for_slot(box);
+      if (box % Cta::kSlots == 0) {
+        if (lane() == 0) cptx::cp_async_bulk_wait_group_read(cptx::n32_t<0>{});
+        __syncwarp();
+      }
       const uint32_t to = ptx::shared_address(slot(box));
 #pragma unroll
       for (int part = 0; part < 4; ++part) {
@@ -398,7 +430,7 @@ class Consumer {
         }
         ptx::stmatrix_x4(matrix_address(to, part), packed);
       }
-      send(box, at, m, n);
+      if (box % Cta::kSlots == Cta::kSlots - 1) send(tile, box + 1 - Cta::kSlots, Cta::kSlots);
     }
   }
 
@@ -412,15 +444,13 @@ class Consumer {
       wait(shared_.barriers.residual[warp()], residual_parity_);
       residual_parity_ ^= 1;
     }
-    const MapCoordinates at(arguments_.out, params_, tile.batch);
-    const int boxes = glu ? Cta::kColumns / 128 : Cta::kColumns / 64;
-    for_each_box(tile, [&](int box, int m, int n) {
+    for_each_box(tile, [&](int box, int, int) {
       if (!params_.residual.pointer) wait_for_slot(box);
       const uint32_t to = ptx::shared_address(slot(box));
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
-        const int chunk =
-            glu ? (box / boxes * Cta::kColumns + box % boxes * 128) / 32 + half : 2 * box + half;
+        const int chunk = glu ? (box / boxes() * Cta::kColumns + box % boxes() * 128) / 32 + half
+                              : 2 * box + half;
         const float* bias = &shared_.bias[consumer()][chunk * 32 % Cta::kColumns + lane() % 4 * 2];
         float value[16];
         select(value, sums, chunk);
@@ -452,7 +482,7 @@ class Consumer {
           ptx::stmatrix_x4(address, packed);
         }
       }
-      send(box, at, m, n);
+      send(tile, box, 1);
     });
   }
 
@@ -570,36 +600,35 @@ class Consumer {
   uint32_t residual_parity_ = 0;
 };
 
-// Adds up the cluster's partial sums, always in the order of the CTAs, and finishes this CTA's
-// share of the tile's rows. By the consumers' 256 threads.
+// Adds up the cluster's partial sums for this CTA's share of the tile's rows, always in the order
+// of the CTAs, and finishes them. By the consumers' 256 threads.
 template <class Cta>
 __device__ inline void reduce_in_cluster(const Arguments& arguments, const Tile& tile,
                                          SharedMemory<Cta>& shared) {
   const GemmParams& params = arguments.gemm;
-  const int rank = shared.rank;
-  const int splits = arguments.cluster_split;
-  const auto cluster = cooperative_groups::this_cluster();
-  const int rows = (Cta::kBlockM + splits - 1) / splits;
-  const int begin = rank * rows;
+  const int rows = partial_rows<Cta>(arguments);
+  const int begin = shared.rank * rows;
   const int end = min(Cta::kBlockM, begin + rows);
   const BatchOffsets offset = batch_offsets(params, tile.batch);
-  float* const mine = reinterpret_cast<float*>(shared.stages);
+  wait(shared.barriers.partial, 0);
   const auto finish = [&]<int kVec>() {
     constexpr int kPerRow = Cta::kBlockN / kVec;
     for (int i = threadIdx.x - 128; i < (end - begin) * kPerRow; i += 256) {
-      const int row = begin + i / kPerRow;
+      const int row = i / kPerRow;
       const int column = i % kPerRow * kVec;
-      if (tile.m + row >= params.m || tile.n + column >= params.n) continue;
-      float* const at = mine + row * Cta::kPartialPitch + column;
+      const int m = tile.m + begin + row;
+      const int n = tile.n + column;
+      if (m >= params.m || n >= params.n) continue;
+      const float* from =
+          reinterpret_cast<const float*>(shared.stages) + row * Cta::kPartialPitch + column;
       float sum[1][kVec] = {};
-#pragma unroll 4
-      for (int split = 0; split < splits; ++split) {
+      for (int split = 0; split < arguments.cluster_split; ++split) {
         float value[kVec];
-        load_elements(cluster.map_shared_rank(at, split), DType::kFloat32, 0, value);
+        load_elements(from + split * rows * Cta::kPartialPitch, DType::kFloat32, 0, value);
 #pragma unroll
         for (int j = 0; j < kVec; ++j) sum[0][j] += value[j];
       }
-      finish_at(params, offset, tile.m + row, tile.n + column, sum);
+      finish_at(params, offset, m, n, sum);
     }
   };
   if (params.vector_epilogue) {
@@ -623,6 +652,13 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
     ptx::prefetch_tensor_map(&arguments.b.map);
     init(shared.barriers);
     shared.rank = cluster_size > 1 ? static_cast<int>(cluster.block_rank()) : 0;
+    if (splits) {
+      const int rows = partial_rows<Cta>(arguments);
+      const int mine = max(0, min(rows, Cta::kBlockM - shared.rank * rows));
+      cptx::mbarrier_arrive_expect_tx(
+          cptx::sem_release, cptx::scope_cta, cptx::space_shared, &shared.barriers.partial,
+          static_cast<uint32_t>(mine * Cta::kBlockN * 4 * arguments.cluster_split));
+    }
     shared.step = static_cast<int>(gridDim.x) / cluster_size;
   }
   if constexpr (Cta::kCluster > 1) {
@@ -630,17 +666,40 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
   } else {
     __syncthreads();
   }
-  // Nothing is read or written before all earlier kernels are done; the next one may start to wait.
-  ptx::griddepcontrol_wait();
+  // The next kernel may start; this one touches no memory that others write before it has waited
+  // for them.
   ptx::griddepcontrol_launch_dependents();
 
   int i = static_cast<int>(blockIdx.x) / cluster_size;
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<Cta::kProducerRegisters>();
-    if (threadIdx.x == 0) produce<Cta>(arguments, i, shared);
-    if (splits) {  // the two of the consumers, below
+    const bool elected = ptx::elect_sync();
+    if (threadIdx.x < 32) {
+      if (elected) {
+        if (arguments.a_k_major) {
+          produce<Cta, true, true>(arguments, i, shared);
+        } else {
+          produce<Cta, true, false>(arguments, i, shared);
+        }
+      }
+    } else if (threadIdx.x < 64) {
+      if (elected) {
+        const bool glu = arguments.gemm.up.pointer;
+        if (arguments.b_k_major) {
+          if (glu) {
+            produce<Cta, false, true, true>(arguments, i, shared);
+          } else {
+            produce<Cta, false, true>(arguments, i, shared);
+          }
+        } else if (glu) {
+          produce<Cta, false, false, true>(arguments, i, shared);
+        } else {
+          produce<Cta, false, false>(arguments, i, shared);
+        }
+      }
+    }
+    if (splits) {  // as the consumers, below
       __syncwarp();
-      cluster.sync();
       cluster.sync();
     }
   } else {
@@ -655,16 +714,16 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
       }
     };
     if (threadIdx.x >= 256) skip();
+    ptx::griddepcontrol_wait();
     while (i < arguments.tiles) {
       const Tile tile = decode<Cta>(arguments, i, shared.rank);
       if (Cta::kPingPong && i >= shared.step) consumer.take_turn();
       typename Consumer<Cta>::Sums sums;
       consumer.multiply(sums, tile, cursor, i + shared.step < arguments.tiles);
       if (splits) {
-        consumer.store_partial(sums);
-        cluster.sync();
+        cluster.sync();  // nobody multiplies from the stages any more
+        consumer.send_partial(sums);
         reduce_in_cluster<Cta>(arguments, tile, shared);
-        cluster.sync();  // the others have read what is here
       } else {
         consumer.store(sums, tile);
       }

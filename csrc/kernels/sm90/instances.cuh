@@ -1,6 +1,9 @@
 // Definition of launch(), for the instance_*.cu files alone.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
 #include "kernels/launch.cuh"
 #include "kernels/sm90/gemm.cuh"
 
@@ -41,9 +44,12 @@ std::string launch(Arguments& arguments, const LaunchTarget& target) {
   const int64_t tiles_n = (params.n + columns - 1) / columns;
   const int64_t tiles = tiles_m * tiles_n * params.batch_count * params.split_k;
   if (tiles > INT32_MAX / 2) return "more than 2^30 tiles";
-  arguments.tiles_m = static_cast<int>(tiles_m);
-  arguments.tiles_n = static_cast<int>(tiles_n);
+  const auto divisor = [](int64_t n) { return FastDivisor(static_cast<uint32_t>(n)); };
   arguments.tiles = static_cast<int>(tiles);
+  arguments.tiles_per_batch = divisor(tiles_m * tiles_n);
+  arguments.batches = divisor(params.batch_count);
+  arguments.tiles_per_group = divisor(std::min<int64_t>(Cta::kGroupM * tiles_n, INT32_MAX));
+  arguments.last_rows = divisor((tiles_m - 1) % Cta::kGroupM + 1);
   return launch_clusters<sm90_gemm<Cta>>(tiles, Cta::kCluster * arguments.cluster_split,
                                          /*persistent=*/arguments.cluster_split == 1, Cta::kThreads,
                                          sizeof(SharedMemory<Cta>), target, arguments);

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "device/fast_divisor.hpp"
 #include "device/params.hpp"
 #include "device/tensor_map.hpp"
 #include "kernels/sm90/cta_tile.hpp"
@@ -14,11 +15,13 @@ struct Arguments {
   GemmParams gemm;
   OperandMap a, b, up, out, residual;
   bool a_k_major, b_k_major;
-  int tiles_m, tiles_n;  // of the cluster's tiles
-  int tiles;             // of all batch entries and splits of K through the workspace
-  bool fused;            // outputs leave through `out`; else through the common epilogue
-  bool linear;           // and all that happens to them is alpha and bias
-  int cluster_split;     // CTAs of a cluster that divide K of a tile among them
+  // Output tiles (of clusters): of all batch entries and splits of K through the workspace; of one
+  // batch entry; in a group of Cta::kGroupM rows of tiles; rows of tiles in the last group.
+  int tiles;
+  FastDivisor tiles_per_batch, batches, tiles_per_group, last_rows;
+  bool fused;         // outputs leave through `out`; else through the common epilogue
+  bool linear;        // and all that happens to them is alpha and bias
+  int cluster_split;  // CTAs of a cluster that divide K of a tile among them
 };
 
 using Cooperative128x256 = CtaTile<Schedule::kCooperative, 128, 256, 3, 4>;

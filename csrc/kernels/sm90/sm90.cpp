@@ -15,9 +15,6 @@ namespace {
 
 using sm90::Arguments;
 
-// CTAs of a cluster that may divide K among them: what every Hopper GPU can run.
-constexpr int kMaxClusterSplit = 8;
-
 // What a configuration costs besides multiplying, microseconds, and what else differs.
 struct Traits {
   double start_us;  // from the start of the grid to the first multiplication, and after the last
@@ -37,7 +34,7 @@ constexpr TileConfig config_of(std::string_view name, double mac_per_cycle) {
           .stages = Cta::kStages,
           .shared_memory_bytes = sizeof(sm90::SharedMemory<Cta>),
           .mac_per_cycle = mac_per_cycle,
-          .max_cluster_split = Cta::kPingPong || Cta::kCluster > 1 ? 1 : kMaxClusterSplit};
+          .max_cluster_split = Cta::kMaxSplit};
 }
 
 template <class Cta>
