@@ -73,13 +73,13 @@ __device__ inline void mbarrier_arrive_remote(uint64_t* barrier, int rank) {
       : "memory");
 }
 
-// 9.7.9.12 st.async: two floats into the shared memory of another CTA of the cluster, 8-byte aligned;
-// its barrier counts the 8 bytes. Addresses as mapa gives them. sm_90.
-__device__ inline void st_async(uint32_t remote, float x, float y, uint32_t remote_barrier) {
+// 9.7.9.12 st.async: four floats into the shared memory of another CTA of the cluster, 16-byte
+// aligned; its barrier counts the 16 bytes. Addresses as mapa gives them. sm_90.
+__device__ inline void st_async(uint32_t remote, const float* four, uint32_t remote_barrier) {
   asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, "
-      "[%3];" ::"r"(remote),
-      "f"(x), "f"(y), "r"(remote_barrier)
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(remote),
+      "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3]), "r"(remote_barrier)
       : "memory");
 }
 

@@ -14,17 +14,15 @@ namespace tgemm::sm90 {
 enum class Schedule { kCooperative, kPingPong };
 
 // A CTA computes kBlockM x kBlockN outputs at a time; kCluster CTAs, one below the other, share the
-// columns of B: each loads its part of a tile of B for all of them. Outputs leave by way of shared
-// memory, where a consumer warp has kSlots places for 16 rows of 64 outputs.
-template <Schedule kSchedule_, int kBlockM_, int kBlockN_, int kStages_, int kSlots_,
-          int kCluster_ = 1>
+// columns of B: each loads its part of a tile of B for all of them.
+template <Schedule kSchedule_, int kBlockM_, int kBlockN_, int kStages_, int kCluster_ = 1>
 struct CtaTile {
   static constexpr Schedule kSchedule = kSchedule_;
   static constexpr bool kPingPong = kSchedule == Schedule::kPingPong;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kRowBytes = 128;  // of a tile along K: the swizzle's width
   static constexpr int kBlockK = kRowBytes / 2;
-  static constexpr int kStages = kStages_, kSlots = kSlots_, kCluster = kCluster_;
+  static constexpr int kStages = kStages_, kCluster = kCluster_;
   // Rows of tiles walked before moving to the next column of tiles. With about a hundred resident
   // CTAs this makes the footprint of a wave roughly square.
   static constexpr int kGroupM = kBlockN >= 2 * kBlockM ? 16 : 8;
@@ -47,35 +45,44 @@ struct CtaTile {
   static constexpr int kBytesA = kBlockM * kRowBytes;
   static constexpr int kBytesB = kBlockN * kRowBytes;
   static constexpr int kStageBytes = kBytesA + kBytesB;
-  static constexpr int kSlotBytes = 16 * 64 * 2;
-  // Sums that leave in FP32 take 16 rows of 32 at a time. The pitch spreads the rows that are
-  // accessed together over the banks.
+  // Outputs leave by way of shared memory, in boxes of 64 rows by 64, all of a tile's at once...
+  static constexpr int kSlots = kBlocks * kColumns / 64;  // per consumer
+  static constexpr int kSlotBytes = 64 * 64 * 2;
+  // ...or, in FP32, 16 rows by 32 per warp. The pitch spreads the rows that are accessed together
+  // over the banks.
   static constexpr int kWideChunk = 32, kWidePitch = kWideChunk + 8;
   static constexpr int kStagedBytes =
-      (std::max(kSlots * kSlotBytes, 16 * kWidePitch * 4) + 1023) / 1024 * 1024;
-  // Partial sums of a cluster that divides K: each CTA gets its share of the tile's rows from all.
-  static constexpr int kPartialPitch = kBlockN + 8;
-  // What every Hopper GPU can run.
-  static constexpr int kMaxSplit = kPingPong || kCluster > 1 ? 1 : 8;
-  static_assert((kBlockM + kMaxSplit) * kPartialPitch * 4 <= kStages * kStageBytes);
+      (std::max(kSlots * kSlotBytes, 4 * 16 * kWidePitch * 4) + 1023) / 1024 * 1024;
+  // Where the CTAs of a cluster divide K, each finishes some of the tile's boxes, for which it gets
+  // the others' sums where its stages were. Every Hopper GPU can run clusters of 8.
+  static constexpr int kPartialBytes = 64 * 64 * 4;
+  static constexpr bool fits(int splits) {
+    const int mine = (kConsumers * kSlots + splits - 1) / splits;
+    return mine * (splits - 1) * kPartialBytes <= kStages * kStageBytes;
+  }
+  static constexpr int max_split() {
+    int splits = 1;
+    while (!kPingPong && kCluster == 1 && splits < 8 && fits(splits + 1)) ++splits;
+    return splits;
+  }
 };
 
 // Stages: full when their tiles have arrived in this CTA; empty when all consumers of the cluster
-// have read theirs, so that any of its CTAs may write to all. Residual: a warp's part of a tile of
-// the residual has arrived where its outputs will be. Partial: so have all CTAs' sums for this
-// CTA's rows.
+// have read theirs, so that any of its CTAs may write to all. Residual: a consumer's part of a
+// tile of the residual has arrived where its outputs will be. Partial: so have the other CTAs' sums
+// of this CTA's boxes.
 template <class Cta>
 struct Barriers {
   uint64_t full[Cta::kStages];
   uint64_t empty[Cta::kStages];
-  uint64_t residual[Cta::kConsumers * 4];
+  uint64_t residual[Cta::kConsumers];
   uint64_t partial;
 };
 
 template <class Cta>
 struct alignas(1024) SharedMemory {  // 1024: the swizzle's pattern
   unsigned char stages[Cta::kStages][Cta::kStageBytes];
-  unsigned char staged[Cta::kConsumers * 4][Cta::kStagedBytes];
+  unsigned char staged[Cta::kConsumers][Cta::kStagedBytes];
   float bias[Cta::kConsumers][Cta::kColumns];
   Barriers<Cta> barriers;
   int rank, step;  // in the cluster; clusters in the grid. Here, because registers are short

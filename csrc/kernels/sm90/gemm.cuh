@@ -1,8 +1,9 @@
-// GEMM on wgmma (sm_90a). CTAs stay on their SM and walk over output tiles. Of a CTA's three
-// warpgroups, one thread of the first asks TMA for tiles of A and B, up to kStages ahead and across
-// output tiles, so that a tile's epilogue hides the next one's first loads. The two others
-// multiply, together or in turn (Schedule), and hand their outputs to TMA. The CTAs of a cluster
-// multicast what they share, or divide K among them and add up through one another's shared memory.
+// GEMM on wgmma (sm_90a). CTAs stay on their SM and walk over output tiles, with three warpgroups
+// of specialised warps. Of the first, two threads ask TMA for tiles of A and of B, up to kStages
+// ahead and across output tiles, and a warp for each consumer fetches what its epilogue needs and
+// hands its outputs to TMA. The two others, the consumers, multiply, together or in turn
+// (Schedule): what they do not have to wait for, they do not do. The CTAs of a cluster multicast
+// what they share, or divide K among them and add up through one another's shared memory.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -30,6 +31,10 @@ __device__ inline void init(Barriers<Cta>& barriers) {
   cptx::mbarrier_init(&barriers.partial, 1u);
   cptx::fence_mbarrier_init(cptx::sem_release, cptx::scope_cluster);
 }
+
+// Named barriers, one for each consumer: it has the turn to multiply (ping-pong); its epilogue warp
+// has made room for its outputs, and brought its bias; its outputs are there.
+enum NamedBarrier { kTurn = 1, kRoom = 3, kOutputs = 5 };
 
 // An output tile of a CTA and its share of K. 32 bits are enough where TMA is; consumers have few
 // registers to spare.
@@ -63,7 +68,7 @@ __device__ inline Tile decode(const Arguments& arguments, int index, int rank) {
 
   Tile tile;
   tile.m = static_cast<int>(row * Cta::kCluster) * Cta::kBlockM;
-  tile.n = static_cast<int>(column) * (params.up.pointer ? Cta::kBlockN / 2 : Cta::kBlockN);
+  tile.n = static_cast<int>(column) * Cta::kBlockN;
   tile.batch = static_cast<int>(slot);
   tile.split = 0;
   if (Cta::kCluster > 1) tile.m += rank * Cta::kBlockM;
@@ -82,12 +87,11 @@ __device__ inline Tile decode(const Arguments& arguments, int index, int rank) {
 }
 
 // A producer's part: one thread requests the tiles of A, or of B, for every output tile of this
-// CTA. Two threads, because a request takes about a hundred cycles. With two factors (kGlu),
-// columns of `b` and of `up` alternate in a tile of B, 64 at a time.
-template <class Cta, bool kIsA, bool kKMajor, bool kGlu = false>
+// CTA. Two threads, because a request takes about a hundred cycles.
+template <class Cta, bool kIsA, bool kKMajor>
 __device__ inline void produce(const Arguments& arguments, int first, SharedMemory<Cta>& shared) {
   constexpr int kShare = kIsA ? Cta::kBlockM : Cta::kBlockN / Cta::kCluster;
-  constexpr int kBox = kKMajor && !kGlu ? kShare : 64;
+  constexpr int kBox = kKMajor ? kShare : 64;
   constexpr uint32_t kBytes = kIsA ? Cta::kBytesA : Cta::kBytesB;
   constexpr uint16_t kAll = !kIsA && Cta::kCluster > 1 ? (1 << Cta::kCluster) - 1 : 0;
   const GemmParams& params = arguments.gemm;
@@ -101,17 +105,14 @@ __device__ inline void produce(const Arguments& arguments, int first, SharedMemo
   for (int i = first; i < arguments.tiles; i += step) {
     const Tile tile = decode<Cta>(arguments, i, rank);
     const MapCoordinates at(map, params, tile.batch);
-    const MapCoordinates at_up(kGlu ? arguments.up : map, params, tile.batch);
-    const int mn = (kIsA ? tile.m : tile.n) + (kGlu ? share / 2 : share);
+    const int mn = (kIsA ? tile.m : tile.n) + share;
     int k = tile.k_begin;
     if (i == first) {
       // B, the weight as a rule, can come to L2 while the kernels before this one finish.
-      if (!kIsA && !kGlu) {
-        for (int j = 0; j < min(tile.k_tiles, Cta::kStages); ++j) {
+      for (int j = 0; !kIsA && j < min(tile.k_tiles, Cta::kStages); ++j) {
 #pragma unroll
-          for (int box = 0; box < kShare; box += kBox) {
-            prefetch_box(map, at, kKMajor, mn + box, k + j * step_k);
-          }
+        for (int box = 0; box < kShare; box += kBox) {
+          prefetch_box(map, at, kKMajor, mn + box, k + j * step_k);
         }
       }
       ptx::griddepcontrol_wait();
@@ -124,9 +125,7 @@ __device__ inline void produce(const Arguments& arguments, int first, SharedMemo
                                       kBytes);
 #pragma unroll
       for (int box = 0; box < kShare; box += kBox) {
-        const bool is_up = kGlu && box % 128 != 0;
-        request_box(to + box * Cta::kRowBytes, is_up ? arguments.up : map, is_up ? at_up : at,
-                    kKMajor, mn + (kGlu ? box / 128 * 64 : box), k, full, kAll);
+        request_box(to + box * Cta::kRowBytes, map, at, kKMajor, mn + box, k, full, kAll);
       }
       cursor.advance();
     }
@@ -139,10 +138,93 @@ __device__ inline void produce(const Arguments& arguments, int first, SharedMemo
   }
 }
 
-// Rows of a tile that a CTA finishes of a cluster that divides K.
+// Outputs leave in boxes of 64 rows by 64 columns, of which a consumer has Cta::kSlots.
 template <class Cta>
-__device__ inline int partial_rows(const Arguments& arguments) {
-  return (Cta::kBlockM + arguments.cluster_split - 1) / arguments.cluster_split;
+class Boxes {
+ public:
+  __device__ Boxes(const Arguments& arguments, const SharedMemory<Cta>& shared, int consumer)
+      : arguments_(arguments), shared_(shared), consumer_(consumer) {}
+
+  // First of the consumer's rows and columns in a tile.
+  __device__ int first_row() const {
+    return Cta::kPingPong || Cta::kSplitColumns ? 0 : consumer_ * 64 * Cta::kBlocks;
+  }
+  __device__ int first_column() const { return Cta::kSplitColumns ? consumer_ * Cta::kColumns : 0; }
+
+  // Is this box for this CTA of the cluster to finish?
+  __device__ bool owns(int box) const {
+    return arguments_.cluster_split == 1 ||
+           (consumer_ * Cta::kSlots + box) % arguments_.cluster_split == shared_.rank;
+  }
+
+  // Calls f(box, m, n) for this CTA's boxes that are not wholly outside.
+  template <class Function>
+  __device__ void for_each(const Tile& tile, const Function& f) const {
+    constexpr int kAcross = Cta::kColumns / 64;
+    const auto last_m = static_cast<int>(arguments_.gemm.m);
+    const auto last_n = static_cast<int>(arguments_.gemm.n);
+#pragma unroll 1
+    for (int box = 0; box < Cta::kSlots; ++box) {
+      const int m = tile.m + first_row() + box / kAcross * 64;
+      const int n = tile.n + first_column() + box % kAcross * 64;
+      if (m < last_m && n < last_n && owns(box)) f(box, m, n);
+    }
+  }
+
+ private:
+  const Arguments& arguments_;
+  const SharedMemory<Cta>& shared_;
+  int consumer_;
+};
+
+// The part of a consumer's epilogue warp.
+template <class Cta>
+__device__ inline void serve_epilogue(const Arguments& arguments, int first, int consumer,
+                                      SharedMemory<Cta>& shared) {
+  const GemmParams& params = arguments.gemm;
+  const Boxes<Cta> boxes(arguments, shared, consumer);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool elected = ptx::elect_sync();
+  uint64_t& residual = shared.barriers.residual[consumer];
+  const int step = shared.step;
+  ptx::griddepcontrol_wait();
+  for (int i = first + (Cta::kPingPong ? consumer * step : 0); i < arguments.tiles;
+       i += Cta::kPingPong ? 2 * step : step) {
+    const Tile tile = decode<Cta>(arguments, i, shared.rank);
+    if (params.bias.pointer) {
+      for (int column = lane; column < Cta::kColumns; column += 32) {
+        const int n = tile.n + boxes.first_column() + column;
+        shared.bias[consumer][column] =
+            n < params.n ? load_element(params.bias.pointer, params.bias.dtype, n) : 0.0f;
+      }
+    }
+    if (elected) {
+      cptx::cp_async_bulk_wait_group_read(cptx::n32_t<0>{});  // the last tile's outputs have left
+      if (params.residual.pointer) {
+        const MapCoordinates at(arguments.residual, params, tile.batch);
+        boxes.for_each(tile, [&](int box, int m, int n) {
+          cptx::mbarrier_expect_tx(cptx::sem_relaxed, cptx::scope_cta, cptx::space_shared,
+                                   &residual, static_cast<uint32_t>(Cta::kSlotBytes));
+          request_box(shared.staged[consumer] + box * Cta::kSlotBytes, arguments.residual, at, true,
+                      m, n, residual);
+        });
+        arrive(residual);
+      }
+    }
+    __syncwarp();
+    ptx::named_barrier_arrive(kRoom + consumer, 160);
+    ptx::named_barrier_sync(kOutputs + consumer, 160);
+    if (elected) {
+      const MapCoordinates at(arguments.out, params, tile.batch);
+      boxes.for_each(tile, [&](int box, int m, int n) {
+        const int32_t coordinates[5] = {n, m, at.batch[0], at.batch[1], at.batch[2]};
+        cptx::cp_async_bulk_tensor(cptx::space_global, cptx::space_shared, &arguments.out.map,
+                                   coordinates, shared.staged[consumer] + box * Cta::kSlotBytes);
+      });
+      cptx::cp_async_bulk_commit_group();
+    }
+  }
+  if (elected) cptx::cp_async_bulk_wait_group_read(cptx::n32_t<0>{});
 }
 
 // A consumer's part: a warpgroup that multiplies kBlocks times 64 rows of a tile by kColumns, 16
@@ -151,12 +233,15 @@ template <class Cta>
 class Consumer {
  public:
   __device__ Consumer(const Arguments& arguments, SharedMemory<Cta>& shared)
-      : arguments_(arguments), params_(arguments.gemm), shared_(shared) {}
+      : arguments_(arguments),
+        params_(arguments.gemm),
+        shared_(shared),
+        boxes_(arguments, shared, consumer()) {}
 
   using Sums = float[Cta::kBlocks][Cta::kColumns / 2];
 
-  __device__ void multiply(Sums& sums, const Tile& tile, StageCursor<Cta::kStages>& cursor,
-                           bool more) {
+  // Multiplies k_tiles tiles. `more`: the other consumer has another output tile to multiply.
+  __device__ void multiply(Sums& sums, int k_tiles, StageCursor<Cta::kStages>& cursor, bool more) {
     using enum ptx::WgmmaType;
 #pragma unroll
     for (auto& block : sums) {
@@ -164,7 +249,7 @@ class Consumer {
       for (float& sum : block) sum = 0.0f;
     }
     const auto run = [&]<ptx::WgmmaType kType, bool kAKMajor, bool kBKMajor>() {
-      multiply_tiles<kType, kAKMajor, kBKMajor>(sums, tile, cursor, more);
+      multiply_tiles<kType, kAKMajor, kBKMajor>(sums, k_tiles, cursor, more);
     };
     if (params_.a.dtype == DType::kFloat32) {
       run.template operator()<kTf32, true, true>();
@@ -197,35 +282,56 @@ class Consumer {
   __device__ void store(const Sums& sums, const Tile& tile) {
     if (!arguments_.fused) {
       store_any(sums, tile);
-    } else if (arguments_.linear) {
-      if (params_.out.dtype == DType::kBFloat16) {
-        store_linear<true>(sums, tile);
-      } else {
-        store_linear<false>(sums, tile);
-      }
-    } else {
-      store_fused(sums, tile);
+      return;
     }
+    ptx::named_barrier_sync(kRoom + consumer(), 160);
+    if (!arguments_.linear) {
+      store_fused(sums);
+    } else if (params_.out.dtype == DType::kBFloat16) {
+      store_linear<true>(sums);
+    } else {
+      store_linear<false>(sums);
+    }
+    cptx::fence_proxy_async(cptx::space_shared);
+    ptx::named_barrier_arrive(kOutputs + consumer(), 160);
   }
 
-  // Sends the sums to the CTAs of the cluster that finish their rows.
-  __device__ void send_partial(const Sums& sums) {
-    const int rows = partial_rows<Cta>(arguments_);
-    float* const mine = reinterpret_cast<float*>(shared_.stages) +
-                        shared_.rank * rows * Cta::kPartialPitch + first_column() + lane() % 4 * 2;
+  // Where the CTAs of a cluster have divided K: sends the sums of each box to the CTA that finishes
+  // it, and adds what comes from the others, always in their order.
+  __device__ void exchange(Sums& sums) {
+    constexpr int kBytes = Cta::kPartialBytes;
+    const int splits = arguments_.cluster_split;
+    const int thread = threadIdx.x % 128;
+    const uint32_t stages = ptx::shared_address(shared_.stages) + thread * 16;
+    const uint32_t barrier = ptx::shared_address(&shared_.barriers.partial);
+    // Of a box, a thread has eight times four sums, 128 threads apart.
 #pragma unroll
-    for (int block = 0; block < Cta::kBlocks; ++block) {
+    for (int box = 0; box < Cta::kSlots; ++box) {
+      const int unit = consumer() * Cta::kSlots + box;
+      const int owner = unit % splits;
+      if (owner == shared_.rank) continue;
+      const int source = shared_.rank < owner ? shared_.rank : shared_.rank - 1;
+      const uint32_t to =
+          ptx::mapa(stages + (unit / splits * (splits - 1) + source) * kBytes, owner);
+      const uint32_t arrived = ptx::mapa(barrier, owner);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = first_row() + block * 64 + warp() % 4 * 16 + half * 8 + lane() / 4;
-        const int owner = row / rows;
-        const uint32_t to =
-            ptx::mapa(ptx::shared_address(mine + (row - owner * rows) * Cta::kPartialPitch), owner);
-        const uint32_t arrived = ptx::mapa(ptx::shared_address(&shared_.barriers.partial), owner);
+      for (int j = 0; j < 8; ++j) ptx::st_async(to + j * 2048, sums_of(sums, box) + 4 * j, arrived);
+    }
+    wait(shared_.barriers.partial, 0);
 #pragma unroll
-        for (int j = 0; j < Cta::kColumns / 8; ++j) {
-          const float* pair = sums[block] + 4 * j + 2 * half;
-          ptx::st_async(to + 32 * j, pair[0], pair[1], arrived);
+    for (int box = 0; box < Cta::kSlots; ++box) {
+      if (!boxes_.owns(box)) continue;
+      const int unit = consumer() * Cta::kSlots + box;
+      const float4* from = reinterpret_cast<const float4*>(&shared_.stages[0][0] +
+                                                           unit / splits * (splits - 1) * kBytes) +
+                           thread;
+#pragma unroll 1
+      for (int source = 0; source + 1 < splits; ++source, from += kBytes / 16) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float4 four = from[j * 128];
+          float* const sum = sums_of(sums, box) + 4 * j;
+          sum[0] += four.x, sum[1] += four.y, sum[2] += four.z, sum[3] += four.w;
         }
       }
     }
@@ -234,26 +340,10 @@ class Consumer {
   // Waits for its turn to multiply (ping-pong).
   __device__ void take_turn() const { ptx::named_barrier_sync(kTurn + consumer(), 256); }
 
-  // TMA reads shared memory until then.
-  __device__ static void finish() { cptx::cp_async_bulk_wait_group_read(cptx::n32_t<0>{}); }
-
  private:
-  // Barriers 1 and 2: of a consumer's four warps. 3 and 4: the turn passes to a consumer.
-  static constexpr int kOwn = 1, kTurn = 3;
-
   __device__ static int consumer() { return static_cast<int>(threadIdx.x) / 128 - 1; }
-  __device__ static int warp() {
-    return static_cast<int>(threadIdx.x) / 32 - 4;
-  }  // of all consumers
+  __device__ static int warp() { return static_cast<int>(threadIdx.x) / 32 % 4; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-
-  // First of this consumer's rows and columns in a tile.
-  __device__ int first_row() const {
-    return Cta::kPingPong || Cta::kSplitColumns ? 0 : consumer() * 64 * Cta::kBlocks;
-  }
-  __device__ int first_column() const {
-    return Cta::kSplitColumns ? consumer() * Cta::kColumns : 0;
-  }
 
   __device__ void pass_turn() const {
     if (Cta::kPingPong) ptx::named_barrier_arrive(kTurn + 1 - consumer(), 256);
@@ -271,19 +361,19 @@ class Consumer {
 
   // Multiplies the k-tiles of one output tile, with one group of instructions always in flight.
   template <ptx::WgmmaType kType, bool kAKMajor, bool kBKMajor>
-  __device__ void multiply_tiles(Sums& sums, const Tile& tile, StageCursor<Cta::kStages>& cursor,
+  __device__ void multiply_tiles(Sums& sums, int k_tiles, StageCursor<Cta::kStages>& cursor,
                                  bool more) {
     using Multiplier = ptx::Wgmma<Cta::kColumns, kType, kAKMajor, kBKMajor>;
     constexpr int kSteps = Cta::kRowBytes / 32;
     constexpr uint64_t kBlockStep = 64 * Cta::kRowBytes / 16;  // 64 rows, in both arrangements
     int previous = 0;
-    for (int i = 0; i < tile.k_tiles; ++i) {
+    for (int i = 0; i < k_tiles; ++i) {
       wait(shared_.barriers.full[cursor.stage], cursor.parity);
-      if (i == tile.k_tiles - 1 && more) pass_turn();
+      if (i == k_tiles - 1 && more) pass_turn();
       const uint32_t stage = ptx::shared_address(shared_.stages[cursor.stage]);
-      uint64_t a = ptx::wgmma_descriptor<kAKMajor>(stage + first_row() * Cta::kRowBytes, 0);
+      uint64_t a = ptx::wgmma_descriptor<kAKMajor>(stage + boxes_.first_row() * Cta::kRowBytes, 0);
       uint64_t b = ptx::wgmma_descriptor<kBKMajor>(
-          stage + Cta::kBytesA + first_column() * Cta::kRowBytes, 64 * Cta::kRowBytes);
+          stage + Cta::kBytesA + boxes_.first_column() * Cta::kRowBytes, 64 * Cta::kRowBytes);
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -295,7 +385,6 @@ class Consumer {
         b += ptx::kWgmmaStepK<kBKMajor>;
       }
       ptx::wgmma_commit_group();
-      if (i == 0) prepare(tile);
       ptx::wgmma_wait_group<1>();
       if (i > 0) release(previous);
       previous = cursor.stage;
@@ -305,185 +394,93 @@ class Consumer {
     release(previous);
   }
 
-  // Fetches what the fused epilogue will need, while the Tensor Cores are busy.
-  __device__ void prepare(const Tile& tile) {
-    if (!arguments_.fused) return;
-    if (params_.bias.pointer || params_.up_bias.pointer) {
-      ptx::named_barrier_sync(kOwn + consumer(), 128);  // the last tile's bias has been read
-      for (int i = threadIdx.x % 128; i < Cta::kColumns; i += 128) {
-        const int column = first_column() + i;
-        const bool is_up = params_.up.pointer && column % 128 >= 64;
-        const MatrixParams& bias = is_up ? params_.up_bias : params_.bias;
-        const int n = tile.n + (params_.up.pointer ? column / 128 * 64 + column % 64 : column);
-        float value = 0.0f;
-        if (bias.pointer && n < params_.n) {
-          value = load_element(bias.pointer, bias.dtype, n);
-        }
-        shared_.bias[consumer()][i] = value;
-      }
-    }
-    if (params_.residual.pointer && lane() == 0) {
-      const MapCoordinates at(arguments_.residual, params_, tile.batch);
-      uint64_t& barrier = shared_.barriers.residual[warp()];
-      cptx::cp_async_bulk_wait_group_read(cptx::n32_t<0>{});  // the last tile's outputs have left
-      for_each_box(tile, [&](int box, int m, int n) {
-        cptx::mbarrier_expect_tx(cptx::sem_relaxed, cptx::scope_cta, cptx::space_shared, &barrier,
-                                 static_cast<uint32_t>(Cta::kSlotBytes));
-        request_box(slot(box), arguments_.residual, at, true, m, n, barrier);
-      });
-      arrive(barrier);
-    }
-  }
-
-  // A warp's boxes of a tile: 16 rows by 64 outputs. Of a row of blocks:
-  __device__ int boxes() const {
-    return params_.up.pointer ? Cta::kColumns / 128 : Cta::kColumns / 64;
-  }
-
-  struct Origin {
-    int m, n;
-  };
-  __device__ Origin box_origin(const Tile& tile, int box) const {
-    const int column = params_.up.pointer ? first_column() / 2 : first_column();
-    return {tile.m + first_row() + box / boxes() * 64 + warp() % 4 * 16,
-            tile.n + column + box % boxes() * 64};
-  }
-
-  // Calls f(box, m, n) for those that are not wholly outside.
-  template <class Function>
-  __device__ void for_each_box(const Tile& tile, const Function& f) const {
-#pragma unroll 1
-    for (int box = 0; box < Cta::kBlocks * boxes(); ++box) {
-      const auto [m, n] = box_origin(tile, box);
-      if (m < params_.m && n < params_.n) f(box, m, n);
-    }
-  }
-
-  __device__ unsigned char* slot(int box) const {
-    return shared_.staged[warp()] + box % Cta::kSlots * Cta::kSlotBytes;
-  }
-
-  // Waits until a box's place in shared memory is free.
-  __device__ static void wait_for_slot(int box) {
-    if (lane() == 0) {
-      if (box == 0 || Cta::kSlots == 1) {
-        cptx::cp_async_bulk_wait_group_read(cptx::n32_t<0>{});
-      } else if (box >= Cta::kSlots) {
-        cptx::cp_async_bulk_wait_group_read(cptx::n32_t<Cta::kSlots - 1>{});
-      }
-    }
-    __syncwarp();
-  }
-
-  // Where stmatrix has this lane's 16 bytes of 16 columns of a box: row lane % 16, swizzled with
-  // the row's number.
-  __device__ static uint32_t matrix_address(uint32_t slot, int part) {
+  // Where stmatrix has this lane's 16 bytes of a warp's 16 rows and 16 columns of a box: row
+  // lane % 16, swizzled with the row's number.
+  __device__ uint32_t matrix_address(int box, int part) const {
     const int row = lane() % 16;
-    return slot + row * 128 + ((part * 2 + lane() / 16) ^ (row % 8)) * 16;
+    return ptx::shared_address(shared_.staged[consumer()]) + box * Cta::kSlotBytes +
+           (warp() * 16 + row) * 128 + ((part * 2 + lane() / 16) ^ (row % 8)) * 16;
   }
 
-  // Hands boxes over to TMA.
-  __device__ void send(const Tile& tile, int first, int count) {
-    cptx::fence_proxy_async(cptx::space_shared);
-    __syncwarp();
-    if (lane() != 0) return;
-    const MapCoordinates at(arguments_.out, params_, tile.batch);
-    for (int box = first; box < first + count; ++box) {
-      const auto [m, n] = box_origin(tile, box);
-      if (m >= params_.m || n >= params_.n) continue;
-      const int32_t coordinates[5] = {n, m, at.batch[0], at.batch[1], at.batch[2]};
-      cptx::cp_async_bulk_tensor(cptx::space_global, cptx::space_shared, &arguments_.out.map,
-                                 coordinates, slot(box));
-    }
-    cptx::cp_async_bulk_commit_group();
+  // A thread's 32 sums of a box.
+  template <class AnySums>
+  __device__ static auto* sums_of(AnySums& sums, int box) {
+    constexpr int kAcross = Cta::kColumns / 64;
+    return sums[box / kAcross] + box % kAcross * 32;
   }
 
   // alpha * sum + bias, unrolled: the usual case, and the Tensor Cores wait for it.
   template <bool kBf16>
-  __device__ void store_linear(const Sums& sums, const Tile& tile) {
-    constexpr int kBoxes = Cta::kColumns / 64;
-    const bool biased = params_.bias.pointer;
-    if (biased) ptx::named_barrier_sync(kOwn + consumer(), 128);
+  __device__ void store_linear(const Sums& sums) {
+    const bool plain = !params_.bias.pointer && params_.alpha == 1.0f;
 #pragma unroll
-    for (int box = 0; box < Cta::kBlocks * kBoxes; ++box) {
-      if (box % Cta::kSlots == 0) {
-        if (lane() == 0) cptx::cp_async_bulk_wait_group_read(cptx::n32_t<0>{});
-        __syncwarp();
-      }
-      const uint32_t to = ptx::shared_address(slot(box));
+    for (int box = 0; box < Cta::kSlots; ++box) {
 #pragma unroll
       for (int part = 0; part < 4; ++part) {
-        const float* v = sums[box / kBoxes] + box % kBoxes * 32 + part * 8;
-        float2 bias[2] = {};
-        if (biased) {
+        const float* v = sums_of(sums, box) + part * 8;
+        uint32_t packed[4];  // columns of 8, rows of 8
+        if (plain) {
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            bias[i] = *reinterpret_cast<const float2*>(
-                &shared_.bias[consumer()][box % kBoxes * 64 + part * 16 + i * 8 + lane() % 4 * 2]);
+          for (int i = 0; i < 4; ++i) packed[i] = pack<kBf16>(v[2 * i], v[2 * i + 1]);
+        } else {
+          const int column = box * 64 % Cta::kColumns + part * 16;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float2 bias = bias_at(column + i / 2 * 8);
+            packed[i] = pack<kBf16>(fmaf(params_.alpha, v[2 * i], bias.x),
+                                    fmaf(params_.alpha, v[2 * i + 1], bias.y));
           }
         }
-        uint32_t packed[4];  // columns of 8, rows of 8
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          packed[i] = pack<kBf16>(fmaf(params_.alpha, v[2 * i], bias[i / 2].x),
-                                  fmaf(params_.alpha, v[2 * i + 1], bias[i / 2].y));
-        }
-        ptx::stmatrix_x4(matrix_address(to, part), packed);
+        ptx::stmatrix_x4(matrix_address(box, part), packed);
       }
-      if (box % Cta::kSlots == Cta::kSlots - 1) send(tile, box + 1 - Cta::kSlots, Cta::kSlots);
     }
   }
 
-  // activation(alpha * sum + bias) + beta * residual, or with two factors activation(...) * (...),
-  // 32 columns at a time, in 16 bits. The loop is rolled, to keep one copy of it.
-  __device__ void store_fused(const Sums& sums, const Tile& tile) {
-    const bool glu = params_.up.pointer;
-    const bool biased = params_.bias.pointer || params_.up_bias.pointer;
-    if (biased) ptx::named_barrier_sync(kOwn + consumer(), 128);
+  // activation(alpha * sum + bias) + beta * residual, 32 columns at a time, in 16 bits. The loop is
+  // rolled, to keep one copy of it.
+  __device__ void store_fused(const Sums& sums) {
     if (params_.residual.pointer) {
-      wait(shared_.barriers.residual[warp()], residual_parity_);
+      wait(shared_.barriers.residual[consumer()], residual_parity_);
       residual_parity_ ^= 1;
     }
-    for_each_box(tile, [&](int box, int, int) {
-      if (!params_.residual.pointer) wait_for_slot(box);
-      const uint32_t to = ptx::shared_address(slot(box));
 #pragma unroll 1
-      for (int half = 0; half < 2; ++half) {
-        const int chunk = glu ? (box / boxes() * Cta::kColumns + box % boxes() * 128) / 32 + half
-                              : 2 * box + half;
-        const float* bias = &shared_.bias[consumer()][chunk * 32 % Cta::kColumns + lane() % 4 * 2];
-        float value[16];
-        select(value, sums, chunk);
-        scale_and_add(value, biased, bias);
-        activate_16_bit(params_.activation, value);
-        if (glu) {
-          float up[16];
-          select(up, sums, chunk + 2);
-          scale_and_add(up, biased, bias + 64);
+    for (int chunk = 0; chunk < 2 * Cta::kSlots; ++chunk) {
+      float value[16];
+      select(value, sums, chunk);
 #pragma unroll
-          for (int i = 0; i < 16; ++i) value[i] *= up[i];
-        }
+      for (int i = 0; i < 4; ++i) {
+        const float2 bias = bias_at(chunk * 32 % Cta::kColumns + i * 8);
 #pragma unroll
-        for (int part = 0; part < 2; ++part) {  // 16 columns
-          const uint32_t address = matrix_address(to, half * 2 + part);
-          float* const v = value + part * 8;
-          uint32_t packed[4];  // columns of 8, rows of 8
-          if (params_.residual.pointer) {
-            ptx::ldmatrix_x4(packed, address);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              const float2 pair = unpack(packed[i]);
-              v[2 * i] = fmaf(params_.beta, pair.x, v[2 * i]);
-              v[2 * i + 1] = fmaf(params_.beta, pair.y, v[2 * i + 1]);
-            }
-          }
-#pragma unroll
-          for (int i = 0; i < 4; ++i) packed[i] = pack(v[2 * i], v[2 * i + 1]);
-          ptx::stmatrix_x4(address, packed);
+        for (int j = 0; j < 4; ++j) {
+          value[4 * i + j] = fmaf(params_.alpha, value[4 * i + j], j % 2 == 0 ? bias.x : bias.y);
         }
       }
-      send(tile, box, 1);
-    });
+      activate_16_bit(params_.activation, value);
+#pragma unroll
+      for (int part = 0; part < 2; ++part) {  // 16 columns
+        const uint32_t address = matrix_address(chunk / 2, chunk % 2 * 2 + part);
+        float* const v = value + part * 8;
+        uint32_t packed[4];  // columns of 8, rows of 8
+        if (params_.residual.pointer) {
+          ptx::ldmatrix_x4(packed, address);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float2 pair = unpack(packed[i]);
+            v[2 * i] = fmaf(params_.beta, pair.x, v[2 * i]);
+            v[2 * i + 1] = fmaf(params_.beta, pair.y, v[2 * i + 1]);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) packed[i] = pack(v[2 * i], v[2 * i + 1]);
+        ptx::stmatrix_x4(address, packed);
+      }
+    }
+  }
+
+  // Of this lane's two columns among eight from `column` on.
+  __device__ float2 bias_at(int column) const {
+    if (!params_.bias.pointer) return make_float2(0.0f, 0.0f);
+    return *reinterpret_cast<const float2*>(&shared_.bias[consumer()][column + lane() % 4 * 2]);
   }
 
   // A thread's 16 sums in a run-time group of 32 columns.
@@ -497,18 +494,6 @@ class Consumer {
           const int at = i * 16 + j;
           value[j] = sums[at / (Cta::kColumns / 2)][at % (Cta::kColumns / 2)];
         }
-      }
-    }
-  }
-
-  __device__ void scale_and_add(float (&value)[16], bool biased, const float* bias) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair =
-          biased ? *reinterpret_cast<const float2*>(bias + 8 * i) : make_float2(0.0f, 0.0f);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        value[4 * i + j] = fmaf(params_.alpha, value[4 * i + j], j % 2 == 0 ? pair.x : pair.y);
       }
     }
   }
@@ -538,17 +523,18 @@ class Consumer {
   // Everything else, in FP32 through the common epilogue or into the workspace. Rolled, too.
   __device__ void store_any(const Sums& sums, const Tile& tile) {
     constexpr int kChunks = Cta::kColumns / Cta::kWideChunk;
-    float* wide = reinterpret_cast<float*>(shared_.staged[warp()]);
+    float* wide =
+        reinterpret_cast<float*>(shared_.staged[consumer()]) + warp() * 16 * Cta::kWidePitch;
     float* to = wide + lane() / 4 * Cta::kWidePitch + lane() % 4 * 2;
     // In shared memory, because registers are short.
-    BatchOffsets& offset = shared_.offset[warp()];
+    BatchOffsets& offset = shared_.offset[consumer() * 4 + warp()];
     if (lane() == 0) offset = batch_offsets(params_, tile.batch);
 #pragma unroll 1
     for (int chunk = 0; chunk < Cta::kBlocks * kChunks; ++chunk) {
-      const int m = tile.m + first_row() + chunk / kChunks * 64 + warp() % 4 * 16;
-      const int n = tile.n + first_column() + chunk % kChunks * Cta::kWideChunk;
+      const int m = tile.m + boxes_.first_row() + chunk / kChunks * 64 + warp() * 16;
+      const int n = tile.n + boxes_.first_column() + chunk % kChunks * Cta::kWideChunk;
       if (m >= params_.m) return;
-      if (n >= params_.n) continue;
+      if (n >= params_.n || !boxes_.owns(chunk / 2)) continue;
       float value[16];
       select(value, sums, chunk);
 #pragma unroll
@@ -597,46 +583,9 @@ class Consumer {
   const Arguments& arguments_;
   const GemmParams& params_;
   SharedMemory<Cta>& shared_;
+  Boxes<Cta> boxes_;
   uint32_t residual_parity_ = 0;
 };
-
-// Adds up the cluster's partial sums for this CTA's share of the tile's rows, always in the order
-// of the CTAs, and finishes them. By the consumers' 256 threads.
-template <class Cta>
-__device__ inline void reduce_in_cluster(const Arguments& arguments, const Tile& tile,
-                                         SharedMemory<Cta>& shared) {
-  const GemmParams& params = arguments.gemm;
-  const int rows = partial_rows<Cta>(arguments);
-  const int begin = shared.rank * rows;
-  const int end = min(Cta::kBlockM, begin + rows);
-  const BatchOffsets offset = batch_offsets(params, tile.batch);
-  wait(shared.barriers.partial, 0);
-  const auto finish = [&]<int kVec>() {
-    constexpr int kPerRow = Cta::kBlockN / kVec;
-    for (int i = threadIdx.x - 128; i < (end - begin) * kPerRow; i += 256) {
-      const int row = i / kPerRow;
-      const int column = i % kPerRow * kVec;
-      const int m = tile.m + begin + row;
-      const int n = tile.n + column;
-      if (m >= params.m || n >= params.n) continue;
-      const float* from =
-          reinterpret_cast<const float*>(shared.stages) + row * Cta::kPartialPitch + column;
-      float sum[1][kVec] = {};
-      for (int split = 0; split < arguments.cluster_split; ++split) {
-        float value[kVec];
-        load_elements(from + split * rows * Cta::kPartialPitch, DType::kFloat32, 0, value);
-#pragma unroll
-        for (int j = 0; j < kVec; ++j) sum[0][j] += value[j];
-      }
-      finish_at(params, offset, m, n, sum);
-    }
-  };
-  if (params.vector_epilogue) {
-    finish.template operator()<4>();
-  } else {
-    finish.template operator()<1>();
-  }
-}
 
 template <class Cta>
 __global__ void __launch_bounds__(Cta::kThreads, 1)
@@ -653,11 +602,12 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
     init(shared.barriers);
     shared.rank = cluster_size > 1 ? static_cast<int>(cluster.block_rank()) : 0;
     if (splits) {
-      const int rows = partial_rows<Cta>(arguments);
-      const int mine = max(0, min(rows, Cta::kBlockM - shared.rank * rows));
+      const int boxes = Cta::kConsumers * Cta::kSlots;
+      const int mine =
+          (boxes - shared.rank + arguments.cluster_split - 1) / arguments.cluster_split;
       cptx::mbarrier_arrive_expect_tx(
           cptx::sem_release, cptx::scope_cta, cptx::space_shared, &shared.barriers.partial,
-          static_cast<uint32_t>(mine * Cta::kBlockN * 4 * arguments.cluster_split));
+          static_cast<uint32_t>(max(0, mine) * (arguments.cluster_split - 1) * Cta::kPartialBytes));
     }
     shared.step = static_cast<int>(gridDim.x) / cluster_size;
   }
@@ -673,64 +623,65 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
   int i = static_cast<int>(blockIdx.x) / cluster_size;
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<Cta::kProducerRegisters>();
-    const bool elected = ptx::elect_sync();
-    if (threadIdx.x < 32) {
-      if (elected) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    // Consumers wait here for one another before they exchange sums; all threads have to take part.
+    if (splits && warp >= 2) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
+    if (warp == 0) {
+      if (ptx::elect_sync()) {
         if (arguments.a_k_major) {
           produce<Cta, true, true>(arguments, i, shared);
         } else {
           produce<Cta, true, false>(arguments, i, shared);
         }
       }
-    } else if (threadIdx.x < 64) {
-      if (elected) {
-        const bool glu = arguments.gemm.up.pointer;
+    } else if (warp == 1) {
+      if (ptx::elect_sync()) {
         if (arguments.b_k_major) {
-          if (glu) {
-            produce<Cta, false, true, true>(arguments, i, shared);
-          } else {
-            produce<Cta, false, true>(arguments, i, shared);
-          }
-        } else if (glu) {
-          produce<Cta, false, false, true>(arguments, i, shared);
+          produce<Cta, false, true>(arguments, i, shared);
         } else {
           produce<Cta, false, false>(arguments, i, shared);
         }
       }
+    } else if (arguments.fused) {
+      serve_epilogue<Cta>(arguments, i, warp - 2, shared);
     }
-    if (splits) {  // as the consumers, below
+    if (splits) {
       __syncwarp();
-      cluster.sync();
+      if (warp < 2) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
+      cptx::barrier_cluster_wait();
     }
   } else {
     ptx::setmaxnreg_inc<Cta::kConsumerRegisters>();
     Consumer<Cta> consumer(arguments, shared);
     StageCursor<Cta::kStages> cursor;
+    ptx::griddepcontrol_wait();
+    Tile tile = decode<Cta>(arguments, i, shared.rank);
+    // Where the epilogue warp knows where outputs go, the consumer needs the number of k-tiles
+    // alone, which all tiles share unless K is split.
+    const bool decodes = !arguments.fused || arguments.gemm.split_k > 1;
     // In a ping-pong pair, each steps over the stages of the tiles of the other.
     const auto skip = [&] {
-      if (Cta::kPingPong) {
-        cursor.advance(decode<Cta>(arguments, i, shared.rank).k_tiles);
-        i += shared.step;
-      }
+      if (!Cta::kPingPong) return;
+      cursor.advance(decodes ? decode<Cta>(arguments, i, shared.rank).k_tiles : tile.k_tiles);
+      i += shared.step;
     };
     if (threadIdx.x >= 256) skip();
-    ptx::griddepcontrol_wait();
     while (i < arguments.tiles) {
-      const Tile tile = decode<Cta>(arguments, i, shared.rank);
+      if (decodes) tile = decode<Cta>(arguments, i, shared.rank);
       if (Cta::kPingPong && i >= shared.step) consumer.take_turn();
       typename Consumer<Cta>::Sums sums;
-      consumer.multiply(sums, tile, cursor, i + shared.step < arguments.tiles);
+      consumer.multiply(sums, tile.k_tiles, cursor, i + shared.step < arguments.tiles);
       if (splits) {
-        cluster.sync();  // nobody multiplies from the stages any more
-        consumer.send_partial(sums);
-        reduce_in_cluster<Cta>(arguments, tile, shared);
-      } else {
-        consumer.store(sums, tile);
+        // Nobody multiplies from the stages any more. Nothing written before is read after: no
+        // fence.
+        cptx::barrier_cluster_arrive(cptx::sem_relaxed);
+        cptx::barrier_cluster_wait();
+        consumer.exchange(sums);
       }
+      consumer.store(sums, tile);
       i += shared.step;
       skip();
     }
-    consumer.finish();
   }
 #endif
 }

@@ -3,7 +3,6 @@
 namespace tgemm::sm90 {
 
 template std::string launch<Cooperative128x256>(Arguments&, const LaunchTarget&);
-template std::string launch<Cooperative128x256Deep>(Arguments&, const LaunchTarget&);
 template std::string launch<Cooperative128x256Cluster>(Arguments&, const LaunchTarget&);
 
 }  // namespace tgemm::sm90

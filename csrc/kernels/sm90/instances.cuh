@@ -16,18 +16,15 @@ std::string make_maps(Arguments& arguments) {
   if (params.k > 0) {
     error =
         make_operand_map(arguments.a, params, params.a, true, arguments.a_k_major, Cta::kBlockM);
-    const int box_n = params.up.pointer ? 64 : Cta::kBlockN / Cta::kCluster;
     if (error.empty()) {
-      error = make_operand_map(arguments.b, params, params.b, false, arguments.b_k_major, box_n);
-    }
-    if (error.empty() && params.up.pointer) {
-      error = make_operand_map(arguments.up, params, params.up, false, arguments.b_k_major, box_n);
+      error = make_operand_map(arguments.b, params, params.b, false, arguments.b_k_major,
+                               Cta::kBlockN / Cta::kCluster);
     }
   }
   if (!arguments.fused) return error;
-  if (error.empty()) error = make_output_map(arguments.out, params, params.out, 16);
+  if (error.empty()) error = make_output_map(arguments.out, params, params.out, 64);
   if (error.empty() && params.residual.pointer) {
-    error = make_output_map(arguments.residual, params, params.residual, 16);
+    error = make_output_map(arguments.residual, params, params.residual, 64);
   }
   return error;
 }
@@ -39,9 +36,8 @@ std::string launch(Arguments& arguments, const LaunchTarget& target) {
   }
   const GemmParams& params = arguments.gemm;
   constexpr int64_t kRows = Cta::kBlockM * Cta::kCluster;
-  const int64_t columns = params.up.pointer ? Cta::kBlockN / 2 : Cta::kBlockN;
   const int64_t tiles_m = (params.m + kRows - 1) / kRows;
-  const int64_t tiles_n = (params.n + columns - 1) / columns;
+  const int64_t tiles_n = (params.n + Cta::kBlockN - 1) / Cta::kBlockN;
   const int64_t tiles = tiles_m * tiles_n * params.batch_count * params.split_k;
   if (tiles > INT32_MAX / 2) return "more than 2^30 tiles";
   const auto divisor = [](int64_t n) { return FastDivisor(static_cast<uint32_t>(n)); };

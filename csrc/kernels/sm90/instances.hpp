@@ -13,7 +13,7 @@ namespace tgemm::sm90 {
 // Everything that one of the kernels receives.
 struct Arguments {
   GemmParams gemm;
-  OperandMap a, b, up, out, residual;
+  OperandMap a, b, out, residual;
   bool a_k_major, b_k_major;
   // Output tiles (of clusters): of all batch entries and splits of K through the workspace; of one
   // batch entry; in a group of Cta::kGroupM rows of tiles; rows of tiles in the last group.
@@ -24,17 +24,15 @@ struct Arguments {
   int cluster_split;  // CTAs of a cluster that divide K of a tile among them
 };
 
-using Cooperative128x256 = CtaTile<Schedule::kCooperative, 128, 256, 3, 4>;
-using Cooperative128x256Deep = CtaTile<Schedule::kCooperative, 128, 256, 4, 2>;
-using Cooperative128x256Cluster = CtaTile<Schedule::kCooperative, 128, 256, 3, 4, 2>;
-using Cooperative128x192 = CtaTile<Schedule::kCooperative, 128, 192, 4, 3>;
-using Cooperative128x128 = CtaTile<Schedule::kCooperative, 128, 128, 6, 2>;
-using Cooperative128x64 = CtaTile<Schedule::kCooperative, 128, 64, 8, 1>;
-using Cooperative64x256 = CtaTile<Schedule::kCooperative, 64, 256, 4, 2>;
-using Cooperative64x128 = CtaTile<Schedule::kCooperative, 64, 128, 8, 1>;
-using PingPong128x128 = CtaTile<Schedule::kPingPong, 128, 128, 5, 4>;
-using PingPong128x128Cluster = CtaTile<Schedule::kPingPong, 128, 128, 5, 4, 2>;
-using PingPong128x192Cluster = CtaTile<Schedule::kPingPong, 128, 192, 3, 6, 2>;
+using Cooperative128x256 = CtaTile<Schedule::kCooperative, 128, 256, 3>;
+using Cooperative128x256Cluster = CtaTile<Schedule::kCooperative, 128, 256, 3, 2>;
+using Cooperative128x192 = CtaTile<Schedule::kCooperative, 128, 192, 4>;
+using Cooperative128x128 = CtaTile<Schedule::kCooperative, 128, 128, 6>;
+using Cooperative128x64 = CtaTile<Schedule::kCooperative, 128, 64, 8>;
+using Cooperative64x256 = CtaTile<Schedule::kCooperative, 64, 256, 4>;
+using Cooperative64x128 = CtaTile<Schedule::kCooperative, 64, 128, 8>;
+using PingPong128x128 = CtaTile<Schedule::kPingPong, 128, 128, 5>;
+using PingPong128x128Cluster = CtaTile<Schedule::kPingPong, 128, 128, 5, 2>;
 
 // Makes the tensor maps and enqueues the kernel, or describes it.
 template <class Cta>

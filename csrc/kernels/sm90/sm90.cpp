@@ -20,7 +20,6 @@ struct Traits {
   double start_us;  // from the start of the grid to the first multiplication, and after the last
   double tile_us;   // of each output tile: what of its epilogue no other work hides
   int cluster;
-  bool fuses_residual;  // there is room for a whole tile of it
   std::string (*launch)(Arguments&, const LaunchTarget&);
 };
 
@@ -34,20 +33,18 @@ constexpr TileConfig config_of(std::string_view name, double mac_per_cycle) {
           .stages = Cta::kStages,
           .shared_memory_bytes = sizeof(sm90::SharedMemory<Cta>),
           .mac_per_cycle = mac_per_cycle,
-          .max_cluster_split = Cta::kMaxSplit};
+          .max_cluster_split = Cta::max_split()};
 }
 
 template <class Cta>
 constexpr Traits traits_of(double start_us, double tile_us) {
-  return {start_us, tile_us, Cta::kCluster, Cta::kSlots * 64 == Cta::kBlocks * Cta::kColumns,
-          sm90::launch<Cta>};
+  return {start_us, tile_us, Cta::kCluster, sm90::launch<Cta>};
 }
 
 // Fitted to a sweep on an H200 under its power limit (benchmarks/NOTES.md). The rates are
 // multiply-adds per SM and cycle of the boost clock.
 constexpr std::array kConfigs = {
     config_of<sm90::Cooperative128x256>("128x256", 1400.0),
-    config_of<sm90::Cooperative128x256Deep>("128x256_deep", 1400.0),
     config_of<sm90::Cooperative128x256Cluster>("128x256_cluster", 1400.0),
     config_of<sm90::Cooperative128x192>("128x192", 1400.0),
     config_of<sm90::Cooperative128x128>("128x128", 1250.0),
@@ -59,7 +56,6 @@ constexpr std::array kConfigs = {
 };
 constexpr std::array<Traits, kConfigs.size()> kTraits = {
     traits_of<sm90::Cooperative128x256>(3.0, 1.0),
-    traits_of<sm90::Cooperative128x256Deep>(3.0, 1.0),
     traits_of<sm90::Cooperative128x256Cluster>(3.0, 1.0),
     traits_of<sm90::Cooperative128x192>(3.0, 1.0),
     traits_of<sm90::Cooperative128x128>(3.0, 1.0),
@@ -117,7 +113,10 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
 // Can the outputs leave through TMA, with all that is done to them?
 bool fuses(const Problem& problem, const Plan& plan) {
   const Epilogue& epilogue = problem.epilogue;
-  if (plan.split_k > 1 || epilogue.has_preact || problem.out.dtype == DType::kFloat32) return false;
+  if (plan.split_k > plan.config->max_cluster_split || epilogue.has_preact ||
+      problem.out.dtype == DType::kFloat32) {
+    return false;
+  }
   if (tma_rejects_output(problem.out, problem)) return false;
   if (epilogue.has_bias) {
     if (epilogue.bias.row_stride != 0 || epilogue.bias.col_stride != 1) return false;
@@ -125,9 +124,8 @@ bool fuses(const Problem& problem, const Plan& plan) {
       if (stride != 0) return false;
     }
   }
-  return !epilogue.has_residual ||
-         (traits(*plan.config).fuses_residual && epilogue.residual.dtype == problem.out.dtype &&
-          !tma_rejects_output(epilogue.residual, problem));
+  return !epilogue.has_residual || (epilogue.residual.dtype == problem.out.dtype &&
+                                    !tma_rejects_output(epilogue.residual, problem));
 }
 
 std::string launch_sm90(const Plan& plan, const Problem& problem, const Operands& operands,
@@ -137,8 +135,8 @@ std::string launch_sm90(const Plan& plan, const Problem& problem, const Operands
   arguments.a_k_major = problem.a_k_major();
   arguments.b_k_major = problem.b_k_major();
   arguments.fused = fuses(problem, plan);
-  arguments.linear = problem.epilogue.activation == Activation::kNone &&
-                     !problem.epilogue.has_residual && !arguments.gemm.up.pointer;
+  arguments.linear =
+      problem.epilogue.activation == Activation::kNone && !problem.epilogue.has_residual;
   arguments.cluster_split = 1;
   if (plan.split_k <= plan.config->max_cluster_split) {
     arguments.cluster_split = plan.split_k;
