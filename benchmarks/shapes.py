@@ -36,6 +36,8 @@ class Shape:
         return size * (self.m * self.k + self.n * self.k + self.m * self.n)
 
 
+LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # N and K
+
 SUITES: dict[str, tuple[Shape, ...]] = {
     # The two kernels that run everything, where they have to prove themselves.
     "foundation": (
@@ -47,23 +49,25 @@ SUITES: dict[str, tuple[Shape, ...]] = {
         Shape(4096, 4096, 4096, "fp32", ("simt",)),
         Shape(2048, 4096, 4096, "fp32", ("simt",)),
     ),
-    # The sm90 kernel on linear layers of language and vision models, and where it is small.
+    # Linear layers of Llama-3.1 8B (and two of 70B), squares, and of vision and sentence models.
     "sm90": tuple(
         Shape(m, n, k, "bf16")
         for m, n, k in (
-            (8192, 8192, 8192),
+            *((m, n, k) for m in (128, 256, 512, 2048) for n, k in LLAMA_8B),
+            *((m, 8192, 8192) for m in (128, 256, 8192)),
             (4096, 4096, 4096),
-            (2048, 6144, 4096),
-            (2048, 4096, 14336),
-            (512, 28672, 4096),
-            (512, 4096, 4096),
-            (256, 6144, 4096),
-            (128, 4096, 14336),
+            (2048, 2048, 2048),
+            (1024, 1024, 1024),
+            (4096, 10240, 1280),
+            (4608, 12288, 3072),
+            (6304, 2304, 768),
             (6304, 3072, 768),
             (6304, 768, 3072),
             (2916, 4304, 1152),
+            (2916, 1152, 4304),
             (2048, 1536, 384),
-            (1024, 1024, 1024),
+            (2048, 384, 1536),
+            (4096, 768, 768),
         )
     ),
 }

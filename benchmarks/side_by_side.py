@@ -142,8 +142,13 @@ def plan_of(shape: Shape, inputs: Inputs, runner: Runner) -> str | None:
     return json.loads(torch.ops.tgemm._plan(x, weight.t(), precision=precision)).get("plan")
 
 
-def forced_configurations(kernel: str, splits: Sequence[int]) -> list[str]:
+def forced_configurations(
+    kernel: str, splits: Sequence[int], shape: Shape | None = None, sms: int = 0
+) -> list[str]:
     """Every configuration of a kernel, as `force_kernel` strings, with each split-K.
+
+    For a `shape` on a GPU with `sms` SMs: only with splits that leave no SM more than one tile, because
+    others are never chosen.
 
     Raises:
         ValueError: if there is no such kernel.
@@ -151,10 +156,18 @@ def forced_configurations(kernel: str, splits: Sequence[int]) -> list[str]:
     table = {entry["name"]: entry for entry in torch_gemm.kernels()}
     if kernel not in table:
         raise ValueError(f"there is no kernel {kernel!r}; the kernels are {', '.join(table)}")
+
+    def sensible(config: dict[str, Any], split: int) -> bool:
+        if split == 1 or shape is None:
+            return True
+        tiles = -(-shape.m // config["block_m"]) * -(-shape.n // config["block_n"])
+        return tiles * split <= sms * config["ctas_per_sm"]
+
     return [
-        f"{kernel}:{config['name']}" + (f",split_k={split}" if split > 1 else "")
+        f"{kernel}:{config['name']},split_k={split}"
         for config in table[kernel]["configs"]
         for split in splits
+        if sensible(config, split)
     ]
 
 
@@ -198,7 +211,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--suite", choices=SUITES)
     what.add_argument("--sweep", metavar="KERNEL", help="every configuration of this kernel")
-    parser.add_argument("--shapes", metavar="MxNxK,...", help="for --sweep; default: foundation's")
+    parser.add_argument(
+        "--shapes",
+        metavar="MxNxK,...",
+        help="for --sweep; default: the suite of the kernel's name, or foundation",
+    )
     parser.add_argument("--dtype", choices=DTYPES, default="fp16", help="for --sweep")
     parser.add_argument("--split-k", default="1", metavar="N,...", help="for --sweep; default: 1")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
@@ -215,12 +232,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             name = f"{parsed.sweep}_sweep_{parsed.dtype}"
             splits = [int(split) for split in parsed.split_k.split(",")]
-            force = tuple(forced_configurations(parsed.sweep, splits))
             if parsed.shapes:
                 shapes = [parse_shape(text, parsed.dtype) for text in parsed.shapes.split(",")]
             else:
-                shapes = [s for s in SUITES["foundation"] if s.dtype == parsed.dtype]
-            shapes = [dataclasses.replace(shape, force=force) for shape in shapes]
+                suite = SUITES.get(parsed.sweep, SUITES["foundation"])
+                shapes = [shape for shape in suite if shape.dtype == parsed.dtype]
+            sms = (
+                torch.cuda.get_device_properties(0).multi_processor_count
+                if runner.device == "cuda"
+                else 1
+            )
+            shapes = [
+                dataclasses.replace(
+                    shape, force=tuple(forced_configurations(parsed.sweep, splits, shape, sms))
+                )
+                for shape in shapes
+            ]
     except ValueError as error:
         parser.error(str(error))
     with torch.inference_mode():

@@ -83,11 +83,16 @@ def test_sweep_lists_every_configuration(monkeypatch):
     table = [{"name": "simt", "configs": [{"name": "64x64"}, {"name": "128x128"}]}]
     monkeypatch.setattr(side_by_side.torch_gemm, "kernels", lambda: table)
     assert side_by_side.forced_configurations("simt", (1, 4)) == [
-        "simt:64x64",
+        "simt:64x64,split_k=1",
         "simt:64x64,split_k=4",
-        "simt:128x128",
+        "simt:128x128,split_k=1",
         "simt:128x128,split_k=4",
     ]
+    sizes = {"block_m": 64, "block_n": 64, "ctas_per_sm": 1}
+    table[0]["configs"] = [{"name": "64x64", **sizes}]
+    for m, expected in ((64, ["1", "4"]), (128, ["1"])):  # on four SMs
+        forced = side_by_side.forced_configurations("simt", (1, 4), Shape(m, 64, 64, "fp32"), 4)
+        assert [force.partition("split_k=")[2] for force in forced] == expected
     with pytest.raises(ValueError, match="there is no kernel 'warp'; the kernels are simt"):
         side_by_side.forced_configurations("warp", (1,))
 

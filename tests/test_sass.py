@@ -515,29 +515,44 @@ def test_wgmma_reads_shared_memory_by_itself(kernels: list[Kernel], name: str) -
 
 
 def test_sm90_is_what_it_says(kernels: list[Kernel]) -> None:
-    """wgmma between mbarriers, TMA (by multicast in clusters), registers moved to who needs them."""
+    """wgmma between mbarriers, TMA both ways (by multicast in clusters), registers where they are needed."""
     if "sm_90a" not in {kernel.architecture for kernel in kernels}:
         pytest.skip("SM90 NOT CHECKED: this build has no sm_90a")
 
     def complaints() -> Iterator[str]:
+        operand_types = 9  # FP16 and BF16 in four layouts each, TF32: a main loop for each
         for kernel in _named(kernels, "sm90_gemm"):
-            cluster = re.search(r"CtaTile<\(.*?\)\d+, (\d+), (\d+), (\d+)>", kernel.name)
-            assert cluster, kernel.name
-            width, clustered = cluster[1], int(cluster[3]) > 1
-            per_tile = 4 if width == "256" else 8  # ping-pong: two blocks of 64 rows
-            multiplies = kernel.in_main_loop(r"HGMMA\.")
-            if (
-                kernel.in_main_loop(rf"HGMMA\.64x{width}x16\.F32") != per_tile
-                or multiplies != per_tile
-            ):
-                yield f"{kernel}: {multiplies} HGMMA in the main loop, not {per_tile}"
+            tile = re.search(r"CtaTile<\(.*?\)(\d+), (\d+), (\d+), \d+, (\d+)>", kernel.name)
+            assert tile, kernel.name
+            ping_pong, clustered = tile[1] == "1", int(tile[4]) > 1
+            block_m, block_n = int(tile[2]), int(tile[3])
+            columns = block_n // 2 if block_m == 64 and not ping_pong else block_n
+            blocks = max(1, block_m // 64 // (1 if ping_pong else 2))
+            multiplies = kernel.count(rf"HGMMA\.64x{columns}x(16|8)\.F32")
+            if multiplies != operand_types * 4 * blocks or kernel.count(r"HGMMA\.") != multiplies:
+                yield f"{kernel}: {multiplies} HGMMA, not {operand_types * 4 * blocks}"
+            if kernel.in_main_loop(r"HGMMA\.") != 4 * blocks:
+                yield f"{kernel}: more or less than one k-tile in the main loop"
+            # Else the compiler has put the instructions of a k-tile one after the other.
+            if kernel.count(r"WARPGROUP\.ARRIVE") != operand_types:
+                yield f"{kernel}: waits between the HGMMAs of a k-tile"
             if not kernel.in_main_loop(r"SYNCS\.PHASECHK"):
                 yield f"{kernel}: does not wait for an mbarrier in the main loop"
-            if kernel.in_main_loop(rf"LDG|LDSM|{SHARED_LOAD}|{BARRIER}|MEMBAR"):
-                yield f"{kernel}: loads, barriers or fences in the main loop"
+            if kernel.in_main_loop(rf"LDG|LDSM|{SHARED_LOAD}|MEMBAR"):
+                yield f"{kernel}: loads or fences in the main loop"
             if bool(kernel.count(r"UTMALDG\.5D\.MULTICAST")) != clustered:
                 yield f"{kernel}: multicast does not go with its cluster"
-            for what in (r"UTMALDG\.5D$", "STSM", r"USETMAXREG"):
+            if bool(kernel.count(r"STAS")) != (not clustered and not ping_pong):
+                yield f"{kernel}: sends sums to other CTAs, or does not where it divides K"
+            for what in (
+                r"UTMALDG\.5D$",
+                r"UTMASTG\.5D",
+                r"UTMAPF",  # of the weight, to L2
+                "STSM",
+                "USETMAXREG",
+                "ACQBULK",  # griddepcontrol.wait
+                "PREEXIT",  # and launch_dependents
+            ):
                 if not kernel.count(what):
                     yield f"{kernel}: no {what}"
 

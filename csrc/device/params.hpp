@@ -24,7 +24,6 @@ struct GemmParams {
   int batch_dims;
   MatrixParams a, b, out;
   MatrixParams bias, residual, preact;  // null pointer: absent
-  MatrixParams up, up_bias;
   float alpha, beta;
   Activation activation;
   // True when out, bias, residual and preact can be accessed four columns at a time, aligned.

@@ -68,47 +68,41 @@ enum class WgmmaType { kF16, kBf16, kTf32 };
 #define TGEMM_SUMS_OF_96(d) TGEMM_SUMS_OF_64(d), TGEMM_SUMS_32(d, 64)
 #define TGEMM_SUMS_OF_128(d) TGEMM_SUMS_OF_96(d), TGEMM_SUMS_32(d, 96)
 
-// 9.7.15.5.2 wgmma.mma_async: D (64xN, FP32) = A (64xK) * B (KxN), plus D where `accumulate`. A
+// 9.7.15.5.2 wgmma.mma_async: D (64xN, FP32) += A (64xK) * B (KxN). A
 // thread's d[4 j + e] is row 16 warp + lane / 4 + e / 2 * 8, column 8 j + lane % 4 * 2 + e % 2.
 template <int kN, WgmmaType kType, bool kAKMajor, bool kBKMajor>
 struct Wgmma;
 
-#define TGEMM_WGMMA_16_BIT(n, count, types, a_at, b_at, accumulate_at, a_order_at, b_order_at) \
-  asm volatile("{.reg .pred p; setp.ne.b32 p, " accumulate_at                                  \
-               ", 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." types                    \
-               " {" TGEMM_REGISTERS_##count "}, " a_at ", " b_at ", p, 1, 1, " a_order_at      \
-                                            ", " b_order_at ";}"                               \
-               : TGEMM_SUMS_OF_##count(d)                                                      \
-               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kAKMajor ? 0 : 1),     \
-                 "n"(kBKMajor ? 0 : 1))
+#define TGEMM_WGMMA_16_BIT(n, count, types, a_at, b_at, a_order_at, b_order_at)           \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." types                    \
+               " {" TGEMM_REGISTERS_##count "}, " a_at ", " b_at ", 1, 1, 1, " a_order_at \
+                                            ", " b_order_at ";"                           \
+               : TGEMM_SUMS_OF_##count(d)                                                 \
+               : "l"(a), "l"(b), "n"(kAKMajor ? 0 : 1), "n"(kBKMajor ? 0 : 1))
 
-#define TGEMM_WGMMA(n, count, a_at, b_at, accumulate_at, a_order_at, b_order_at)         \
-  template <WgmmaType kType, bool kAKMajor, bool kBKMajor>                               \
-  struct Wgmma<n, kType, kAKMajor, kBKMajor> {                                           \
-    __device__ static void multiply(float (&d)[count], uint64_t a, uint64_t b,           \
-                                    bool accumulate = true) {                            \
-      if constexpr (kType == WgmmaType::kF16) {                                          \
-        TGEMM_WGMMA_16_BIT(n, count, "f16.f16", a_at, b_at, accumulate_at, a_order_at,   \
-                           b_order_at);                                                  \
-      } else if constexpr (kType == WgmmaType::kBf16) {                                  \
-        TGEMM_WGMMA_16_BIT(n, count, "bf16.bf16", a_at, b_at, accumulate_at, a_order_at, \
-                           b_order_at);                                                  \
-      } else {                                                                           \
-        static_assert(kAKMajor && kBKMajor, "TF32 operands have to be K-major");         \
-        asm volatile("{.reg .pred p; setp.ne.b32 p, " accumulate_at                      \
-                     ", 0; wgmma.mma_async.sync.aligned.m64n" #n                         \
-                     "k8.f32.tf32.tf32 {" TGEMM_REGISTERS_##count "}, " a_at ", " b_at   \
-                                                                  ", p, 1, 1;}"          \
-                     : TGEMM_SUMS_OF_##count(d)                                          \
-                     : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));               \
-      }                                                                                  \
-    }                                                                                    \
+#define TGEMM_WGMMA(n, count, a_at, b_at, a_order_at, b_order_at)                      \
+  template <WgmmaType kType, bool kAKMajor, bool kBKMajor>                             \
+  struct Wgmma<n, kType, kAKMajor, kBKMajor> {                                         \
+    __device__ static void multiply(float (&d)[count], uint64_t a, uint64_t b) {       \
+      if constexpr (kType == WgmmaType::kF16) {                                        \
+        TGEMM_WGMMA_16_BIT(n, count, "f16.f16", a_at, b_at, a_order_at, b_order_at);   \
+      } else if constexpr (kType == WgmmaType::kBf16) {                                \
+        TGEMM_WGMMA_16_BIT(n, count, "bf16.bf16", a_at, b_at, a_order_at, b_order_at); \
+      } else {                                                                         \
+        static_assert(kAKMajor && kBKMajor, "TF32 operands have to be K-major");       \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #n                            \
+                     "k8.f32.tf32.tf32 {" TGEMM_REGISTERS_##count "}, " a_at ", " b_at \
+                                                                  ", 1, 1, 1;"         \
+                     : TGEMM_SUMS_OF_##count(d)                                        \
+                     : "l"(a), "l"(b));                                                \
+      }                                                                                \
+    }                                                                                  \
   }
 
-TGEMM_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36");
-TGEMM_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68");
-TGEMM_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100");
-TGEMM_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132");
+TGEMM_WGMMA(64, 32, "%32", "%33", "%34", "%35");
+TGEMM_WGMMA(128, 64, "%64", "%65", "%66", "%67");
+TGEMM_WGMMA(192, 96, "%96", "%97", "%98", "%99");
+TGEMM_WGMMA(256, 128, "%128", "%129", "%130", "%131");
 
 #undef TGEMM_WGMMA
 #undef TGEMM_WGMMA_16_BIT

@@ -10,6 +10,7 @@ namespace tgemm {
 std::span<const KernelEntry> kernel_table() {
   static const KernelEntry table[] = {
       sm90_entry(),
+      sm90_tf32_entry(),
       mma_sync_entry(),
       simt_entry(),
       naive_entry(),

@@ -144,8 +144,8 @@ TEST(Select, FullPrecisionStaysOnTheFmaPipes) {
 TEST(Select, LowerPrecisionsOfFloat32RunOnTensorCores) {
   for (Precision precision : {Precision::kTf32, Precision::kBf16, Precision::kFp16}) {
     SCOPED_TRACE(to_string(precision));
-    EXPECT_EQ(chosen(linear_problem(512, 512, 512, DType::kFloat32, precision), h200()),
-              "mma_sync");
+    EXPECT_EQ(chosen(linear_problem(4096, 4096, 4096, DType::kFloat32, precision), h200()),
+              precision == Precision::kTf32 ? "sm90_tf32" : "mma_sync");
     EXPECT_EQ(chosen(linear_problem(511, 513, 127, DType::kFloat32, precision), a100()),
               "mma_sync");
   }

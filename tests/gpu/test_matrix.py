@@ -133,11 +133,14 @@ def test_subnormal_numbers(config: Config, ledger: Ledger):
 @pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf], ids=str)
 def test_special_values_stay_in_their_row_and_column(config: Config, special: float, device: str):
     mode = MODES[config.modes[0]]
+    a_transposed, b_transposed = (letter == "t" for letter in config.layouts()[0])
     a = torch.randn(72, 96, device=device, dtype=mode.dtype)
     b = torch.randn(96, 152, device=device, dtype=mode.dtype)
     a[33, 47] = special
     b[12, 101] = special
-    out = torch.ops.tgemm.matmul(a, b, force_kernel=str(config))
+    a = a.t().contiguous().t() if a_transposed else a
+    b = b.t().contiguous().t() if b_transposed else b
+    out = torch.ops.tgemm.matmul(a, b, precision=mode.precision, force_kernel=str(config))
     expected = a.double() @ b.double()
     assert torch.equal(out.isfinite(), expected.isfinite())
     # An infinity times a random number is an infinity with a sign, the same in any precision.
@@ -273,6 +276,7 @@ def rms_problem(device: str):
 def test_rms_error_is_at_most_1_1_times_torchs(config: Config, mode: str, rms_problem, allow_tf32):
     how = MODES[mode]
     a, b = (operand.to(how.dtype) for operand in rms_problem)
+    b = b.t().contiguous().t() if config.layouts()[0][1] == "t" else b
     truth = a.double() @ b.double()
     ours = torch.ops.tgemm.matmul(a, b, precision=how.precision, force_kernel=f"{config}")
     allow_tf32(how.precision == "tf32")

@@ -85,7 +85,9 @@ struct alignas(1024) SharedMemory {  // 1024: the swizzle's pattern
   unsigned char staged[Cta::kConsumers][Cta::kStagedBytes];
   float bias[Cta::kConsumers][Cta::kColumns];
   Barriers<Cta> barriers;
-  int rank, step;  // in the cluster; clusters in the grid. Here, because registers are short
+  // Of this CTA: its rank in the cluster, its first tile, and how far the next one is. Here,
+  // because registers are short.
+  int rank, first, step;
   BatchOffsets offset[Cta::kConsumers * 4];  // for the common epilogue
 };
 

@@ -81,7 +81,7 @@ __device__ inline Tile decode(const Arguments& arguments, int index, int rank) {
   const auto per_split = static_cast<int>(params.k_per_split);
   const int k = static_cast<int>(params.k);
   const int block = block_k(params);
-  tile.k_begin = min(k, tile.split * per_split);
+  tile.k_begin = k == 0 ? 1 : min(k, tile.split * per_split);  // see make_maps()
   tile.k_tiles = max(1, (min(k - tile.k_begin, per_split) + block - 1) / block);
   return tile;
 }
@@ -89,7 +89,7 @@ __device__ inline Tile decode(const Arguments& arguments, int index, int rank) {
 // A producer's part: one thread requests the tiles of A, or of B, for every output tile of this
 // CTA. Two threads, because a request takes about a hundred cycles.
 template <class Cta, bool kIsA, bool kKMajor>
-__device__ inline void produce(const Arguments& arguments, int first, SharedMemory<Cta>& shared) {
+__device__ inline void produce(const Arguments& arguments, SharedMemory<Cta>& shared) {
   constexpr int kShare = kIsA ? Cta::kBlockM : Cta::kBlockN / Cta::kCluster;
   constexpr int kBox = kKMajor ? kShare : 64;
   constexpr uint32_t kBytes = kIsA ? Cta::kBytesA : Cta::kBytesB;
@@ -102,6 +102,7 @@ __device__ inline void produce(const Arguments& arguments, int first, SharedMemo
   const int step = shared.step;
   const int step_k = block_k(params);
   StageCursor<Cta::kStages> cursor;
+  const int first = shared.first;
   for (int i = first; i < arguments.tiles; i += step) {
     const Tile tile = decode<Cta>(arguments, i, rank);
     const MapCoordinates at(map, params, tile.batch);
@@ -179,7 +180,7 @@ class Boxes {
 
 // The part of a consumer's epilogue warp.
 template <class Cta>
-__device__ inline void serve_epilogue(const Arguments& arguments, int first, int consumer,
+__device__ inline void serve_epilogue(const Arguments& arguments, int consumer,
                                       SharedMemory<Cta>& shared) {
   const GemmParams& params = arguments.gemm;
   const Boxes<Cta> boxes(arguments, shared, consumer);
@@ -188,7 +189,7 @@ __device__ inline void serve_epilogue(const Arguments& arguments, int first, int
   uint64_t& residual = shared.barriers.residual[consumer];
   const int step = shared.step;
   ptx::griddepcontrol_wait();
-  for (int i = first + (Cta::kPingPong ? consumer * step : 0); i < arguments.tiles;
+  for (int i = shared.first + (Cta::kPingPong ? consumer * step : 0); i < arguments.tiles;
        i += Cta::kPingPong ? 2 * step : step) {
     const Tile tile = decode<Cta>(arguments, i, shared.rank);
     if (params.bias.pointer) {
@@ -609,6 +610,7 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
           cptx::sem_release, cptx::scope_cta, cptx::space_shared, &shared.barriers.partial,
           static_cast<uint32_t>(max(0, mine) * (arguments.cluster_split - 1) * Cta::kPartialBytes));
     }
+    shared.first = static_cast<int>(blockIdx.x) / cluster_size;
     shared.step = static_cast<int>(gridDim.x) / cluster_size;
   }
   if constexpr (Cta::kCluster > 1) {
@@ -620,7 +622,6 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
   // for them.
   ptx::griddepcontrol_launch_dependents();
 
-  int i = static_cast<int>(blockIdx.x) / cluster_size;
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<Cta::kProducerRegisters>();
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -629,21 +630,21 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
     if (warp == 0) {
       if (ptx::elect_sync()) {
         if (arguments.a_k_major) {
-          produce<Cta, true, true>(arguments, i, shared);
+          produce<Cta, true, true>(arguments, shared);
         } else {
-          produce<Cta, true, false>(arguments, i, shared);
+          produce<Cta, true, false>(arguments, shared);
         }
       }
     } else if (warp == 1) {
       if (ptx::elect_sync()) {
         if (arguments.b_k_major) {
-          produce<Cta, false, true>(arguments, i, shared);
+          produce<Cta, false, true>(arguments, shared);
         } else {
-          produce<Cta, false, false>(arguments, i, shared);
+          produce<Cta, false, false>(arguments, shared);
         }
       }
     } else if (arguments.fused) {
-      serve_epilogue<Cta>(arguments, i, warp - 2, shared);
+      serve_epilogue<Cta>(arguments, warp - 2, shared);
     }
     if (splits) {
       __syncwarp();
@@ -654,6 +655,7 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
     ptx::setmaxnreg_inc<Cta::kConsumerRegisters>();
     Consumer<Cta> consumer(arguments, shared);
     StageCursor<Cta::kStages> cursor;
+    int i = shared.first;
     ptx::griddepcontrol_wait();
     Tile tile = decode<Cta>(arguments, i, shared.rank);
     // Where the epilogue warp knows where outputs go, the consumer needs the number of k-tiles

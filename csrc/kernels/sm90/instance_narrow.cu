@@ -5,5 +5,6 @@ namespace tgemm::sm90 {
 template std::string launch<Cooperative128x192>(Arguments&, const LaunchTarget&);
 template std::string launch<Cooperative128x128>(Arguments&, const LaunchTarget&);
 template std::string launch<Cooperative128x64>(Arguments&, const LaunchTarget&);
+template std::string launch<Cooperative64x128>(Arguments&, const LaunchTarget&);
 
 }  // namespace tgemm::sm90

@@ -1,4 +1,4 @@
-// The sm90 row of the kernel table.
+// The sm90 rows of the kernel table.
 #include "kernels/sm90/sm90.hpp"
 
 #include <algorithm>
@@ -15,11 +15,13 @@ namespace {
 
 using sm90::Arguments;
 
-// What a configuration costs besides multiplying, microseconds, and what else differs.
+// What else selection and launch know of a configuration.
 struct Traits {
-  double start_us;  // from the start of the grid to the first multiplication, and after the last
-  double tile_us;   // of each output tile: what of its epilogue no other work hides
+  double start_us;     // from the start of the grid to the first multiplication, and after the last
+  double tile_us;      // of each output tile: what of its epilogue no other work hides
+  double power_share;  // of the Tensor Cores' peak, what the card's power limit lets through
   int cluster;
+  bool ping_pong;
   std::string (*launch)(Arguments&, const LaunchTarget&);
 };
 
@@ -37,75 +39,122 @@ constexpr TileConfig config_of(std::string_view name, double mac_per_cycle) {
 }
 
 template <class Cta>
-constexpr Traits traits_of(double start_us, double tile_us) {
-  return {start_us, tile_us, Cta::kCluster, sm90::launch<Cta>};
+constexpr Traits traits_of(double start_us, double tile_us, double power_share) {
+  return {start_us, tile_us, power_share, Cta::kCluster, Cta::kPingPong, sm90::launch<Cta>};
 }
 
-// Fitted to a sweep on an H200 under its power limit (benchmarks/NOTES.md). The rates are
+// All constants are fitted to a sweep on an H200: `python -m benchmarks.calibrate`. The rates are
 // multiply-adds per SM and cycle of the boost clock.
 constexpr std::array kConfigs = {
-    config_of<sm90::Cooperative128x256>("128x256", 1400.0),
-    config_of<sm90::Cooperative128x256Cluster>("128x256_cluster", 1400.0),
-    config_of<sm90::Cooperative128x192>("128x192", 1400.0),
-    config_of<sm90::Cooperative128x128>("128x128", 1250.0),
-    config_of<sm90::Cooperative128x64>("128x64", 900.0),
-    config_of<sm90::Cooperative64x256>("64x256", 1000.0),
-    config_of<sm90::Cooperative64x128>("64x128", 900.0),
-    config_of<sm90::PingPong128x128>("128x128_pingpong", 1250.0),
-    config_of<sm90::PingPong128x128Cluster>("128x128_pingpong_cluster", 1250.0),
+    config_of<sm90::PingPong128x128Cluster>("128x128_pingpong_cluster", 1378.0),
+    config_of<sm90::PingPong128x128>("128x128_pingpong", 1387.0),
+    config_of<sm90::Cooperative128x256Cluster>("128x256_cluster", 1374.0),
+    config_of<sm90::Cooperative128x256>("128x256", 1346.0),
+    config_of<sm90::Cooperative128x192>("128x192", 1484.0),
+    config_of<sm90::Cooperative128x128>("128x128", 1560.0),
+    config_of<sm90::Cooperative128x64>("128x64", 1087.0),
+    config_of<sm90::Cooperative64x128>("64x128", 1183.0),
 };
 constexpr std::array<Traits, kConfigs.size()> kTraits = {
-    traits_of<sm90::Cooperative128x256>(3.0, 1.0),
-    traits_of<sm90::Cooperative128x256Cluster>(3.0, 1.0),
-    traits_of<sm90::Cooperative128x192>(3.0, 1.0),
-    traits_of<sm90::Cooperative128x128>(3.0, 1.0),
-    traits_of<sm90::Cooperative128x64>(3.0, 1.0),
-    traits_of<sm90::Cooperative64x256>(3.0, 1.0),
-    traits_of<sm90::Cooperative64x128>(3.0, 1.0),
-    traits_of<sm90::PingPong128x128>(3.0, 0.2),
-    traits_of<sm90::PingPong128x128Cluster>(3.0, 0.2),
+    traits_of<sm90::PingPong128x128Cluster>(2.03, 0.31, 0.620),
+    traits_of<sm90::PingPong128x128>(2.40, 0.35, 0.594),
+    traits_of<sm90::Cooperative128x256Cluster>(2.44, 1.25, 0.615),
+    traits_of<sm90::Cooperative128x256>(2.89, 0.84, 0.611),
+    traits_of<sm90::Cooperative128x192>(2.43, 1.74, 0.600),
+    traits_of<sm90::Cooperative128x128>(3.25, 0.19, 0.583),
+    traits_of<sm90::Cooperative128x64>(2.50, 0.75, 0.604),
+    traits_of<sm90::Cooperative64x128>(4.12, 0.30, 0.604),
 };
-constexpr double kClusterSplitUs = 1.5;  // adding up through the cluster's shared memory
-constexpr double kSplitUs = 4.5;         // the second kernel of split-K, without its traffic
+constexpr double kPeakMacPerCycle = 2048.0;   // per SM, 16-bit operands
+constexpr double kL2BytesPerCycle = 44.0;     // per SM
+constexpr double kClusterSplitUs = 1.28;      // adding up within a cluster that divides K, ...
+constexpr double kClusterSplitStepUs = 1.85;  // ...for each CTA beyond the first
+constexpr double kSplitUs = 4.5;              // the second kernel of split-K, without its traffic
+// Per 128x128 outputs of a tile, cooperative and ping-pong: less is hidden where both consumers are
+// in their epilogue at once (benchmarks/NOTES.md).
+constexpr double kActivationUs[] = {3.0, 2.3};
+constexpr double kResidualUs[] = {2.6, 0.8};
 
 const Traits& traits(const TileConfig& config) {
   return kTraits[static_cast<size_t>(&config - kConfigs.data())];
 }
 
-const char* rejects(const Problem& problem, const Device& device, const TileConfig&) {
+// Clusters that run at once. The SMs of a part of the chip that are too few for a cluster idle;
+// an H200 was seen to lose up to 7 % of them.
+int64_t resident_clusters(const Device& device, int64_t size) {
+  const int64_t all = std::max<int64_t>(1, device.sm_count / size);
+  return size <= 2 ? all : std::max<int64_t>(1, device.sm_count * 93 / (100 * size));
+}
+
+const char* cannot_run(const Problem& problem, const Device& device) {
   constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max() - 1024;
   if (device.compute_capability != 90) return "wgmma needs compute capability 9.0";
-  if (problem.k == 0) return "K is 0";
   if (std::max({problem.m, problem.n, problem.k, problem.batch_count()}) > kMaxSize) {
     return "a size does not fit TMA's 32-bit coordinates";
-  }
-  if (problem.a.dtype == DType::kFloat32) {
-    if (problem.precision != Precision::kTf32) return "it multiplies FP16, BF16 and TF32 operands";
-    if (!problem.a_k_major() || !problem.b_k_major()) return "TF32 operands have to be K-major";
   }
   if (tma_rejects(problem.a, problem.a_k_major(), true, problem)) return "TMA cannot read a";
   if (tma_rejects(problem.b, problem.b_k_major(), false, problem)) return "TMA cannot read b";
   return nullptr;
 }
 
+const char* rejects(const Problem& problem, const Device& device, const TileConfig&) {
+  if (problem.a.dtype == DType::kFloat32) return "it multiplies FP16 and BF16 operands";
+  return cannot_run(problem, device);
+}
+
+const char* rejects_tf32(const Problem& problem, const Device& device, const TileConfig&) {
+  if (problem.a.dtype != DType::kFloat32 || problem.precision != Precision::kTf32) {
+    return "it multiplies FP32 operands as TF32";
+  }
+  if (!problem.a_k_major() || !problem.b_k_major()) return "TF32 operands have to be K-major";
+  return cannot_run(problem, device);
+}
+
+// Bytes that TMA moves from L2 for one row (column) of an operand: lines that are no multiple of
+// 128 bytes straddle two of L2's.
+double l2_bytes(const Matrix& matrix, int64_t line, int64_t k) {
+  const double bytes = bytes_per_element(matrix.dtype);
+  const bool whole_lines = line * bytes_per_element(matrix.dtype) % 128 == 0;
+  return static_cast<double>(k) * bytes * (whole_lines ? 1.0 : 2.0);
+}
+
 double cost_us(const Problem& problem, const Device& device, const TileConfig& config,
                int split_k) {
   const Traits& trait = traits(config);
+  const Epilogue& epilogue = problem.epilogue;
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const int64_t rows = ceil_div(problem.m, config.block_m * trait.cluster) * trait.cluster;
-  const int64_t tiles =
-      rows * ceil_div(problem.n, config.block_n) * problem.batch_count() * split_k;
-  const double tiles_per_sm = static_cast<double>(ceil_div(tiles, std::max(1, device.sm_count)));
+  const int cluster_split = split_k <= config.max_cluster_split ? split_k : 1;
+  const int64_t size = trait.cluster * cluster_split;
+  const int64_t tiles = ceil_div(problem.m, config.block_m * trait.cluster) * trait.cluster *
+                        ceil_div(problem.n, config.block_n) * problem.batch_count();
+  const auto rounds = static_cast<double>(
+      ceil_div(ceil_div(tiles * split_k, size), resident_clusters(device, size)));
   const int64_t k = ceil_div(ceil_div(problem.k, split_k), config.block_k) * config.block_k;
   const double slowdown = problem.a.dtype == DType::kFloat32 ? 2.0 : 1.0;
-  const double tile_us = slowdown * config.block_m * config.block_n * static_cast<double>(k) /
-                         (config.mac_per_cycle * device.clock_ghz * 1e3);
-  const double compute_us = tiles_per_sm * (tile_us + trait.tile_us);
-  double total_us = trait.start_us + std::max(compute_us, memory_us(problem, device));
+  const double macs =
+      slowdown * config.block_m * config.block_n * static_cast<double>(k);  // of a tile
+  const double cycles_per_us = device.clock_ghz * 1e3;
+  const double sm_cycles_per_us = device.sm_count * cycles_per_us;
+
+  double tile_us = trait.tile_us;
+  const double area = static_cast<double>(config.block_m) * config.block_n / (128.0 * 128.0);
+  if (epilogue.activation > Activation::kRelu) tile_us += area * kActivationUs[trait.ping_pong];
+  if (epilogue.has_residual) tile_us += area * kResidualUs[trait.ping_pong];
+  const double compute_us = rounds * (macs / (config.mac_per_cycle * cycles_per_us) + tile_us);
+  const double power_us = static_cast<double>(tiles) * split_k * macs /
+                          (trait.power_share * kPeakMacPerCycle * sm_cycles_per_us);
+  const int64_t line_a = problem.a_k_major() ? problem.k : problem.m;
+  const int64_t line_b = problem.b_k_major() ? problem.k : problem.n;
+  const double l2_us = static_cast<double>(tiles) *
+                       (config.block_m * l2_bytes(problem.a, line_a, problem.k) +
+                        config.block_n * l2_bytes(problem.b, line_b, problem.k) / trait.cluster) /
+                       (kL2BytesPerCycle * sm_cycles_per_us);
+  double total_us =
+      trait.start_us + std::max({compute_us, power_us, l2_us, memory_us(problem, device)});
   if (split_k > config.max_cluster_split) {
     total_us += kSplitUs + partial_sums_us(problem, device, split_k);
   } else if (split_k > 1) {
-    total_us += kClusterSplitUs;
+    total_us += kClusterSplitUs + kClusterSplitStepUs * (split_k - 1);
   }
   return total_us;
 }
@@ -156,6 +205,15 @@ KernelEntry sm90_entry() {
           rejects,
           cost_us,
           launch_sm90};
+}
+
+// wgmma knows no transposed TF32 operands, so other layouts stay with mma_sync.
+KernelEntry sm90_tf32_entry() {
+  KernelEntry entry = sm90_entry();
+  entry.name = "sm90_tf32";
+  entry.description = "the same kernels on FP32 operands, rounded to TF32 by TMA";
+  entry.rejects = rejects_tf32;
+  return entry;
 }
 
 }  // namespace tgemm

@@ -6,5 +6,6 @@
 namespace tgemm {
 
 KernelEntry sm90_entry();
+KernelEntry sm90_tf32_entry();
 
 }  // namespace tgemm

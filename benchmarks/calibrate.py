@@ -1,0 +1,251 @@
+"""Fits the constants of sm90's cost model (csrc/kernels/sm90/sm90.cpp) to a sweep, and shows how well it predicts.
+
+    python -m benchmarks.side_by_side --sweep sm90 --dtype bf16 --split-k 1,2,3,4 --rounds 5
+    python -m benchmarks.calibrate                 reads benchmarks/results/sm90_sweep_bf16.json
+
+The first command measures every configuration on the shapes of the suite `sm90`; on another card, both
+commands give that card's constants. A prediction is
+
+    start + max(rounds * (multiply-adds of a tile / rate + tile), power, L2, memory) + split
+
+with start, tile, rate and the power limit's share of the peak of each configuration. The fit minimises
+squared errors of the logarithm of the time; a measurement counts the less, the further its configuration
+is behind the best one for its shape, because what matters is which one comes out first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DEFAULT = Path(__file__).with_name("results") / "sm90_sweep_bf16.json"
+ELEMENT = 2  # bytes
+PEAK_MAC_PER_CYCLE = 2048.0  # of an SM
+# A measurement this far behind the best one of its shape counts 1/e as much.
+WEIGHT_SCALE = 0.15
+STEPS = 3000
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One configuration measured on one shape."""
+
+    shape: tuple[int, int, int]
+    config: str
+    split: int
+    us: float
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the model knows of the GPU."""
+
+    sms: int
+    cycles_per_us: float
+    bytes_per_us: float
+
+    def clusters(self, size: int) -> int:
+        """Clusters that run at once; sm90.cpp's resident_clusters()."""
+        return max(1, self.sms // size if size <= 2 else self.sms * 93 // (100 * size))
+
+
+def ceil_div(a: int, b: int) -> int:
+    """A / b, rounded up."""
+    return -(-a // b)
+
+
+def samples_of(result: dict[str, Any]) -> list[Sample]:
+    """Every forced sm90 configuration of a sweep."""
+    samples = []
+    for row in result["rows"]:
+        for name, contender in row["contenders"].items():
+            if not name.startswith("tgemm sm90:"):
+                continue
+            config, _, split = name.removeprefix("tgemm sm90:").partition(",split_k=")
+            shape = (row["m"], row["n"], row["k"])
+            samples.append(Sample(shape, config, int(split or 1), contender["us"]))
+    return samples
+
+
+class Model(torch.nn.Module):
+    """The cost model, with its constants as parameters (logarithms, so that they stay positive)."""
+
+    def __init__(self, configs: dict[str, dict[str, Any]], card: Card) -> None:
+        super().__init__()
+        self.configs, self.card, self.names = configs, card, list(configs)
+        count = len(configs)
+
+        def constants(value: float, size: int = count) -> torch.nn.Parameter:
+            return torch.nn.Parameter(torch.full((size,), math.log(value)))
+
+        self.start, self.tile = constants(3.0), constants(0.5)
+        self.rate, self.power = constants(1300.0), constants(0.6)
+        self.l2, self.split, self.split_step = (constants(value, 1) for value in (44.0, 1.0, 1.0))
+
+    def features(self, sample: Sample) -> list[float]:
+        """Index of the configuration, splits, rounds, multiply-adds, bytes from L2, time of the memory."""
+        config, (m, n, k) = self.configs[sample.config], sample.shape
+        block_m, block_n = config["block_m"], config["block_n"]
+        cluster = 2 if sample.config.endswith("cluster") else 1
+        tiles = ceil_div(m, block_m * cluster) * cluster * ceil_div(n, block_n)
+        size = cluster * sample.split
+        rounds = ceil_div(ceil_div(tiles * sample.split, size), self.card.clusters(size))
+        k_tile = ceil_div(ceil_div(k, sample.split), config["block_k"]) * config["block_k"]
+        line = ELEMENT * k * (1.0 if ELEMENT * k % 128 == 0 else 2.0)
+        return [
+            self.names.index(sample.config),
+            sample.split,
+            rounds,
+            block_m * block_n * k_tile,
+            tiles * sample.split * block_m * block_n * k_tile,
+            tiles * (block_m + block_n / cluster) * line,
+            ELEMENT * (m * k + n * k + m * n) / self.card.bytes_per_us,
+        ]
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Microseconds."""
+        index = features[:, 0].long()
+        splits, rounds, macs, all_macs, l2_bytes, memory = features[:, 1:].unbind(1)
+        start, tile, rate, power = (
+            parameter.exp()[index] for parameter in (self.start, self.tile, self.rate, self.power)
+        )
+        all_cycles = self.card.sms * self.card.cycles_per_us
+        compute = rounds * (macs / (rate * self.card.cycles_per_us) + tile)
+        limits = torch.stack(
+            (
+                compute,
+                all_macs / (power * PEAK_MAC_PER_CYCLE * all_cycles),
+                l2_bytes / (self.l2.exp() * all_cycles),
+                memory,
+            )
+        )
+        split = self.split.exp() + self.split_step.exp() * (splits - 1)
+        return start + limits.amax(0) + torch.where(splits > 1, split, 0.0)
+
+
+def fit(samples: Sequence[Sample], configs: dict[str, dict[str, Any]], card: Card) -> Model:
+    """The model whose predictions are closest to the samples."""
+    model = Model(configs, card)
+    features = torch.tensor([model.features(sample) for sample in samples], dtype=torch.float64)
+    model.double()
+    times = torch.tensor([sample.us for sample in samples], dtype=torch.float64)
+    best = fastest(samples)
+    weights = torch.tensor(
+        [math.exp(-(s.us / best[s.shape].us - 1) / WEIGHT_SCALE) + 0.02 for s in samples],
+        dtype=torch.float64,
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        errors = (model(features) / times).log()
+        # Where nothing decides a constant, it is pulled to what the other configurations have.
+        pull = 0.02 * model.power.var(unbiased=False) + 0.001 * model.start.var(unbiased=False)
+        ((weights * errors**2).sum() / weights.sum() + pull).backward()
+        optimizer.step()
+    return model
+
+
+def fastest(samples: Sequence[Sample]) -> dict[tuple[int, int, int], Sample]:
+    """The best measurement of each shape."""
+    best: dict[tuple[int, int, int], Sample] = {}
+    for sample in samples:
+        if sample.shape not in best or sample.us < best[sample.shape].us:
+            best[sample.shape] = sample
+    return best
+
+
+@torch.no_grad()
+def losses(
+    model: Model, samples: Sequence[Sample]
+) -> dict[tuple[int, int, int], tuple[float, str]]:
+    """Of each shape: time of the configuration that the model chooses over the best one's, and both names."""
+    features = torch.tensor([model.features(sample) for sample in samples], dtype=torch.float64)
+    predicted = dict(zip(samples, model(features).tolist(), strict=True))
+    best = fastest(samples)
+    found = {}
+    for shape, winner in best.items():
+        chosen = min((s for s in samples if s.shape == shape), key=predicted.__getitem__)
+        names = f"{chosen.config} x{chosen.split}, best {winner.config} x{winner.split}"
+        found[shape] = (chosen.us / winner.us, names)
+    return found
+
+
+def within(found: dict[tuple[int, int, int], tuple[float, str]], share: float) -> float:
+    """The share of shapes on which no more than `share` is lost."""
+    return sum(ratio <= 1 + share for ratio, _ in found.values()) / len(found)
+
+
+@torch.no_grad()
+def report(model: Model, samples: Sequence[Sample]) -> str:
+    """Constants, errors, and what the choices cost."""
+    features = torch.tensor([model.features(sample) for sample in samples], dtype=torch.float64)
+    times = torch.tensor([sample.us for sample in samples], dtype=torch.float64)
+    errors = (model(features) / times).log()
+    lines = [f"{'configuration':<26} start us  tile us  MAC/cycle  of peak  RMS error  worst"]
+    for index, name in enumerate(model.names):
+        own = errors[features[:, 0] == index]
+        start, tile, rate, power = (
+            parameter[index].exp().item()
+            for parameter in (model.start, model.tile, model.rate, model.power)
+        )
+        lines.append(
+            f"{name:<26} {start:8.2f} {tile:8.2f} {rate:10.0f} {power:8.3f} "
+            f"{own.square().mean().sqrt().item():10.1%} {own.abs().max().item():6.1%}"
+        )
+    l2, split, step = (p.exp().item() for p in (model.l2, model.split, model.split_step))
+    lines += [
+        f"L2: {l2:.1f} bytes per SM and cycle. Split within a cluster: {split:.2f} us, "
+        f"{step:.2f} us for each CTA beyond the first.",
+        f"All: RMS error {errors.square().mean().sqrt().item():.1%}.",
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("sweep", nargs="?", type=Path, default=DEFAULT, help="default: %(default)s")
+    parsed = parser.parse_args(arguments)
+    try:
+        result = json.loads(parsed.sweep.read_text())
+        table = {entry["name"]: entry for entry in result["kernels"]}
+        configs = {config["name"]: config for config in table["sm90"]["configs"]}
+        device = result["stamp"]["device"]
+        card = Card(device["sm_count"], device["clock_ghz"] * 1e3, device["memory_bytes_per_us"])
+        samples = samples_of(result)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        parser.error(f"{parsed.sweep} is not a sweep of sm90: {error!r}")
+    if not samples:
+        parser.error(f"{parsed.sweep} has no forced configuration of sm90")
+
+    torch.manual_seed(0)
+    model = fit(samples, configs, card)
+    print(report(model, samples))
+    shapes = sorted(fastest(samples))
+    # Two fits, each to half of the shapes, judged by the other half.
+    unseen = {}
+    for half in (0, 1):
+        seen = set(shapes[half::2])
+        part = fit([s for s in samples if s.shape in seen], configs, card)
+        unseen |= losses(part, [s for s in samples if s.shape not in seen])
+    chosen = losses(model, samples)
+    print(
+        f"Choices within 3 % of the best: {within(chosen, 0.03):.0%} of {len(shapes)} shapes; "
+        f"{within(unseen, 0.03):.0%} when the fit has not seen them."
+    )
+    for shape, (ratio, names) in sorted(chosen.items(), key=lambda item: -item[1][0])[:5]:
+        print(f"  {'x'.join(map(str, shape))}: {ratio - 1:.1%} lost ({names})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,8 +1,0 @@
-#include "kernels/sm90/instances.cuh"
-
-namespace tgemm::sm90 {
-
-template std::string launch<Cooperative64x256>(Arguments&, const LaunchTarget&);
-template std::string launch<Cooperative64x128>(Arguments&, const LaunchTarget&);
-
-}  // namespace tgemm::sm90
