@@ -161,7 +161,7 @@ def forced_configurations(
         if split == 1 or shape is None:
             return True
         tiles = -(-shape.m // config["block_m"]) * -(-shape.n // config["block_n"])
-        return tiles * split <= sms * config["ctas_per_sm"]
+        return tiles * split <= sms
 
     return [
         f"{kernel}:{config['name']},split_k={split}"

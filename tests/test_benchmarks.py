@@ -88,7 +88,7 @@ def test_sweep_lists_every_configuration(monkeypatch):
         "simt:128x128,split_k=1",
         "simt:128x128,split_k=4",
     ]
-    sizes = {"block_m": 64, "block_n": 64, "ctas_per_sm": 1}
+    sizes = {"block_m": 64, "block_n": 64}
     table[0]["configs"] = [{"name": "64x64", **sizes}]
     for m, expected in ((64, ["1", "4"]), (128, ["1"])):  # on four SMs
         forced = side_by_side.forced_configurations("simt", (1, 4), Shape(m, 64, 64, "fp32"), 4)

@@ -68,6 +68,11 @@ GemmParams make_params(const Plan& plan, const Problem& problem, const Operands&
 std::string launch(const Plan& plan, const Problem& problem, const Operands& operands,
                    CUstream_st* stream) {
   if (problem.empty()) return {};
+  if (problem.k == 0) {  // nothing to multiply: the epilogue of a sum of no partial sums
+    GemmParams params = make_params(plan, problem, operands);
+    params.split_k = 0;
+    return launch_split_k_reduce(params, stream);
+  }
   std::string error = plan.kernel->launch(plan, problem, operands, {.stream = stream});
   if (error.empty() && plan.split_k > plan.config->max_cluster_split) {
     error = launch_split_k_reduce(make_params(plan, problem, operands), stream);

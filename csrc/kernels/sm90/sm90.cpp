@@ -46,34 +46,35 @@ constexpr Traits traits_of(double start_us, double tile_us, double power_share) 
 // All constants are fitted to a sweep on an H200: `python -m benchmarks.calibrate`. The rates are
 // multiply-adds per SM and cycle of the boost clock.
 constexpr std::array kConfigs = {
-    config_of<sm90::PingPong128x128Cluster>("128x128_pingpong_cluster", 1378.0),
-    config_of<sm90::PingPong128x128>("128x128_pingpong", 1387.0),
-    config_of<sm90::Cooperative128x256Cluster>("128x256_cluster", 1374.0),
-    config_of<sm90::Cooperative128x256>("128x256", 1346.0),
-    config_of<sm90::Cooperative128x192>("128x192", 1484.0),
-    config_of<sm90::Cooperative128x128>("128x128", 1560.0),
-    config_of<sm90::Cooperative128x64>("128x64", 1087.0),
-    config_of<sm90::Cooperative64x128>("64x128", 1183.0),
+    config_of<sm90::PingPong128x128Cluster>("128x128_pingpong_cluster", 1325.0),
+    config_of<sm90::PingPong128x128>("128x128_pingpong", 1344.0),
+    config_of<sm90::Cooperative128x256Cluster>("128x256_cluster", 1346.0),
+    config_of<sm90::Cooperative128x256>("128x256", 1372.0),
+    config_of<sm90::Cooperative128x192>("128x192", 1516.0),
+    config_of<sm90::Cooperative128x128>("128x128", 1745.0),
+    config_of<sm90::Cooperative128x64>("128x64", 997.0),
+    config_of<sm90::Cooperative64x128>("64x128", 900.0),
 };
 constexpr std::array<Traits, kConfigs.size()> kTraits = {
-    traits_of<sm90::PingPong128x128Cluster>(2.03, 0.31, 0.620),
-    traits_of<sm90::PingPong128x128>(2.40, 0.35, 0.594),
-    traits_of<sm90::Cooperative128x256Cluster>(2.44, 1.25, 0.615),
-    traits_of<sm90::Cooperative128x256>(2.89, 0.84, 0.611),
-    traits_of<sm90::Cooperative128x192>(2.43, 1.74, 0.600),
-    traits_of<sm90::Cooperative128x128>(3.25, 0.19, 0.583),
-    traits_of<sm90::Cooperative128x64>(2.50, 0.75, 0.604),
-    traits_of<sm90::Cooperative64x128>(4.12, 0.30, 0.604),
+    traits_of<sm90::PingPong128x128Cluster>(2.42, 0.02, 0.618),
+    traits_of<sm90::PingPong128x128>(2.65, 0.11, 0.591),
+    traits_of<sm90::Cooperative128x256Cluster>(2.32, 1.47, 0.612),
+    traits_of<sm90::Cooperative128x256>(2.97, 1.15, 0.598),
+    traits_of<sm90::Cooperative128x192>(2.10, 2.33, 0.592),
+    traits_of<sm90::Cooperative128x128>(3.80, 0.00, 0.577),
+    traits_of<sm90::Cooperative128x64>(2.02, 0.67, 0.598),
+    traits_of<sm90::Cooperative64x128>(2.68, 0.29, 0.598),
 };
 constexpr double kPeakMacPerCycle = 2048.0;   // per SM, 16-bit operands
-constexpr double kL2BytesPerCycle = 44.0;     // per SM
-constexpr double kClusterSplitUs = 1.28;      // adding up within a cluster that divides K, ...
-constexpr double kClusterSplitStepUs = 1.85;  // ...for each CTA beyond the first
+constexpr double kL2BytesPerCycle = 58.1;     // per SM
+constexpr double kClusterSplitUs = 0.81;      // adding up within a cluster that divides K, ...
+constexpr double kClusterSplitStepUs = 1.95;  // ...for each CTA beyond the first
 constexpr double kSplitUs = 4.5;              // the second kernel of split-K, without its traffic
 // Per 128x128 outputs of a tile, cooperative and ping-pong: less is hidden where both consumers are
 // in their epilogue at once (benchmarks/NOTES.md).
 constexpr double kActivationUs[] = {3.0, 2.3};
 constexpr double kResidualUs[] = {2.6, 0.8};
+constexpr double kCommonEpilogueUs[] = {3.0, 2.0};  // estimated
 
 const Traits& traits(const TileConfig& config) {
   return kTraits[static_cast<size_t>(&config - kConfigs.data())];
@@ -110,6 +111,25 @@ const char* rejects_tf32(const Problem& problem, const Device& device, const Til
   return cannot_run(problem, device);
 }
 
+// Can the outputs leave through TMA, with all that is done to them?
+bool fuses(const Problem& problem, const TileConfig& config, int split_k) {
+  const Epilogue& epilogue = problem.epilogue;
+  if (split_k > config.max_cluster_split || epilogue.has_preact ||
+      problem.out.dtype == DType::kFloat32) {
+    return false;
+  }
+  if (tma_rejects_output(problem.out, problem)) return false;
+  if (problem.n % 8 != 0) return false;  // TMA writes whole 16 bytes, beyond the end of a row too
+  if (epilogue.has_bias) {
+    if (epilogue.bias.row_stride != 0 || epilogue.bias.col_stride != 1) return false;
+    for (const int64_t stride : epilogue.bias.batch_stride) {
+      if (stride != 0) return false;
+    }
+  }
+  return !epilogue.has_residual || (epilogue.residual.dtype == problem.out.dtype &&
+                                    !tma_rejects_output(epilogue.residual, problem));
+}
+
 // Bytes that TMA moves from L2 for one row (column) of an operand: lines that are no multiple of
 // 128 bytes straddle two of L2's.
 double l2_bytes(const Matrix& matrix, int64_t line, int64_t k) {
@@ -140,6 +160,7 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const double area = static_cast<double>(config.block_m) * config.block_n / (128.0 * 128.0);
   if (epilogue.activation > Activation::kRelu) tile_us += area * kActivationUs[trait.ping_pong];
   if (epilogue.has_residual) tile_us += area * kResidualUs[trait.ping_pong];
+  if (!fuses(problem, config, split_k)) tile_us += area * kCommonEpilogueUs[trait.ping_pong];
   const double compute_us = rounds * (macs / (config.mac_per_cycle * cycles_per_us) + tile_us);
   const double power_us = static_cast<double>(tiles) * split_k * macs /
                           (trait.power_share * kPeakMacPerCycle * sm_cycles_per_us);
@@ -159,31 +180,13 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   return total_us;
 }
 
-// Can the outputs leave through TMA, with all that is done to them?
-bool fuses(const Problem& problem, const Plan& plan) {
-  const Epilogue& epilogue = problem.epilogue;
-  if (plan.split_k > plan.config->max_cluster_split || epilogue.has_preact ||
-      problem.out.dtype == DType::kFloat32) {
-    return false;
-  }
-  if (tma_rejects_output(problem.out, problem)) return false;
-  if (epilogue.has_bias) {
-    if (epilogue.bias.row_stride != 0 || epilogue.bias.col_stride != 1) return false;
-    for (const int64_t stride : epilogue.bias.batch_stride) {
-      if (stride != 0) return false;
-    }
-  }
-  return !epilogue.has_residual || (epilogue.residual.dtype == problem.out.dtype &&
-                                    !tma_rejects_output(epilogue.residual, problem));
-}
-
 std::string launch_sm90(const Plan& plan, const Problem& problem, const Operands& operands,
                         const LaunchTarget& target) {
   Arguments arguments{};
   arguments.gemm = make_params(plan, problem, operands);
   arguments.a_k_major = problem.a_k_major();
   arguments.b_k_major = problem.b_k_major();
-  arguments.fused = fuses(problem, plan);
+  arguments.fused = fuses(problem, *plan.config, plan.split_k);
   arguments.linear =
       problem.epilogue.activation == Activation::kNone && !problem.epilogue.has_residual;
   arguments.cluster_split = 1;
