@@ -81,7 +81,9 @@ __device__ inline Tile decode(const Arguments& arguments, int index, int rank) {
   const auto per_split = static_cast<int>(params.k_per_split);
   const int k = static_cast<int>(params.k);
   const int block = block_k(params);
-  tile.k_begin = min(k, tile.split * per_split);
+  // A split that K leaves empty begins beyond K, but still at a whole tile: TMA refuses to start
+  // where a line is not 16-byte aligned.
+  tile.k_begin = tile.split * per_split;
   tile.k_tiles = max(1, (min(k - tile.k_begin, per_split) + block - 1) / block);
   return tile;
 }

@@ -88,7 +88,7 @@ int64_t resident_clusters(const Device& device, int64_t size) {
 }
 
 const char* cannot_run(const Problem& problem, const Device& device) {
-  constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max() - 1024;
+  constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max() - (1 << 17);
   if (device.compute_capability != 90) return "wgmma needs compute capability 9.0";
   if (std::max({problem.m, problem.n, problem.k, problem.batch_count()}) > kMaxSize) {
     return "a size does not fit TMA's 32-bit coordinates";
