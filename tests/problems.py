@@ -164,13 +164,19 @@ def whole_of(window: Tensor) -> Tensor:
 def round_operand(values: Tensor, mode: Mode) -> Tensor:
     """FP64 values that a kernel multiplies when it is given `values` in this mode."""
     if mode.precision == "tf32":
-        # To nearest, ties away from zero, like the instruction cvt.rna.tf32.
+        # To nearest, ties away from zero, like the instruction cvt.rna.tf32. TMA rounds them to even.
         bits = (values.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF
         return bits.view(torch.float32).double()
     if mode.precision in ("bf16", "fp16"):
         narrow = torch.bfloat16 if mode.precision == "bf16" else torch.float16
         return values.to(narrow).double()
     return values.double()
+
+
+def without_ties(values: Tensor) -> Tensor:
+    """FP32 values, those that lie half-way between two TF32 numbers moved a little further from zero."""
+    bits = values.view(torch.int32)
+    return (bits | ((bits & 0x1FFF) == 0x1000).int()).view(torch.float32)
 
 
 def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -215,8 +221,10 @@ def draw(case: Case, device: str) -> Operands:
     def matrix(
         rows: int, columns: int, column_major: bool, dtype: torch.dtype, scale: float = 1.0
     ) -> Tensor:
-        values = torch.randn(rows, columns, generator=generator, device=device)
-        return place((values * scale).to(dtype), alignment, column_major, math.nan)
+        values = torch.randn(rows, columns, generator=generator, device=device) * scale
+        if mode.precision == "tf32":  # kernels may break ties as they like
+            values = without_ties(values)
+        return place(values.to(dtype), alignment, column_major, math.nan)
 
     a = matrix(case.m, case.k, case.layout[0] == "t", mode.dtype, case.scale)
     b = matrix(case.k, case.n, case.layout[1] == "t", mode.dtype, case.scale)

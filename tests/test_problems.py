@@ -147,6 +147,12 @@ def test_rounding_to_tf32():
     assert torch.equal(problems.round_operand(values, MODES["fp32/tf32"]), expected)
 
 
+def test_no_tie_between_tf32_numbers_is_left():
+    values = torch.tensor([1.0, 1 + 2.0**-11, -1 - 2.0**-11, 1 + 2.0**-12])
+    expected = torch.tensor([1.0, 1 + 2.0**-11 + 2.0**-23, -1 - 2.0**-11 - 2.0**-23, 1 + 2.0**-12])
+    assert torch.equal(problems.without_ties(values), expected)
+
+
 def test_references_are_torchs_formulas():
     case = Case(5, 6, 7, "fp32", epilogue="everything")
     operands = problems.draw(case, "cpu")

@@ -412,6 +412,8 @@ for kernel in torch_gemm.kernels():
         tensors, precision = half, None
         if kernel["name"] == "simt" and not config["name"].endswith("_staged"):
             tensors, precision = (x, weight, bias), "ieee"
+        if kernel["name"] == "sm90_tf32":
+            tensors, precision = (x, weight, bias), "tf32"
         calls.append((tensors, precision, force))
         if kernel["splits_k"]:
             calls.append((tensors, precision, force + ",split_k=3"))
@@ -485,7 +487,7 @@ def test_wrappers_and_modules_follow_torchs_flags(allow_tf32, randn):
         "addmm": lambda: torch_gemm.addmm(x, x, weight),
         "nn.Linear": lambda: layer(x),
     }
-    for allowed, family in ((False, "simt"), (True, "mma_sync")):
+    for allowed, family in ((False, "simt"), (True, ("mma_sync", "sm90_tf32"))):
         allow_tf32(allowed)
         for name, call in calls.items():
             torch_gemm.reset_stats()
