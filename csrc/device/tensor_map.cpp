@@ -34,7 +34,7 @@ const char* rejects(const Matrix& matrix, const Problem& problem, int64_t width,
   const auto allowed = [&](int64_t stride) {
     return stride > 0 && stride * bytes % 16 == 0 && stride < kMaxStrideBytes / bytes;
   };
-  if (unit != 1) return "it has no unit stride";
+  if (width > 1 && unit != 1) return "it has no unit stride";
   if (matrix.address_alignment < 16) return "its address is no multiple of 16 bytes";
   if (lines > 1 && !allowed(pitch)) return "its leading stride is no multiple of 16 bytes";
   if (std::max(width, lines) > kMaxSize) return "it is too large";

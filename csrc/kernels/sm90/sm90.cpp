@@ -87,28 +87,32 @@ int64_t resident_clusters(const Device& device, int64_t size) {
   return size <= 2 ? all : std::max<int64_t>(1, device.sm_count * 93 / (100 * size));
 }
 
-const char* cannot_run(const Problem& problem, const Device& device) {
+const char* cannot_run(const Problem& problem, const Device& device, bool a_k_major,
+                       bool b_k_major) {
   constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max() - (1 << 17);
   if (device.compute_capability != 90) return "wgmma needs compute capability 9.0";
   if (std::max({problem.m, problem.n, problem.k, problem.batch_count()}) > kMaxSize) {
     return "a size does not fit TMA's 32-bit coordinates";
   }
-  if (tma_rejects(problem.a, problem.a_k_major(), true, problem)) return "TMA cannot read a";
-  if (tma_rejects(problem.b, problem.b_k_major(), false, problem)) return "TMA cannot read b";
+  if (tma_rejects(problem.a, a_k_major, true, problem)) return "TMA cannot read a";
+  if (tma_rejects(problem.b, b_k_major, false, problem)) return "TMA cannot read b";
   return nullptr;
 }
 
 const char* rejects(const Problem& problem, const Device& device, const TileConfig&) {
   if (problem.a.dtype == DType::kFloat32) return "it multiplies FP16 and BF16 operands";
-  return cannot_run(problem, device);
+  return cannot_run(problem, device, problem.a_k_major(), problem.b_k_major());
 }
 
 const char* rejects_tf32(const Problem& problem, const Device& device, const TileConfig&) {
   if (problem.a.dtype != DType::kFloat32 || problem.precision != Precision::kTf32) {
     return "it multiplies FP32 operands as TF32";
   }
-  if (!problem.a_k_major() || !problem.b_k_major()) return "TF32 operands have to be K-major";
-  return cannot_run(problem, device);
+  const bool one_k = problem.k == 1;  // any order is K-major
+  if ((!problem.a_k_major() || !problem.b_k_major()) && !one_k) {
+    return "TF32 operands have to be K-major";
+  }
+  return cannot_run(problem, device, true, true);
 }
 
 // Can the outputs leave through TMA, with all that is done to them?
@@ -184,8 +188,9 @@ std::string launch_sm90(const Plan& plan, const Problem& problem, const Operands
                         const LaunchTarget& target) {
   Arguments arguments{};
   arguments.gemm = make_params(plan, problem, operands);
-  arguments.a_k_major = problem.a_k_major();
-  arguments.b_k_major = problem.b_k_major();
+  const bool tf32 = problem.a.dtype == DType::kFloat32;
+  arguments.a_k_major = tf32 || problem.a_k_major();
+  arguments.b_k_major = tf32 || problem.b_k_major();
   arguments.fused = fuses(problem, *plan.config, plan.split_k);
   arguments.linear =
       problem.epilogue.activation == Activation::kNone && !problem.epilogue.has_residual;
