@@ -29,6 +29,8 @@ class Promise:
     aligned: bool = False
     # Moreover, so are their sizes along the contiguous dimension.
     whole_chunks: bool = False
+    # With one k, or none, operands in any layout may count as K-major.
+    one_k_in_any_layout: bool = False
 
 
 # By the name of the kernel and its configuration; the first pattern that matches counts.
@@ -45,7 +47,7 @@ PROMISES = {
     "volta_mma:*": Promise(("fp16", "fp32/fp16")),
     "wgmma:*_staged": Promise(("fp16", "bf16", "fp32/bf16", "fp32/fp16")),
     "sm90:*": Promise(("fp16", "bf16"), aligned=True),
-    "sm90_tf32:*": Promise(("fp32/tf32",), layouts=("nt",), aligned=True),
+    "sm90_tf32:*": Promise(("fp32/tf32",), layouts=("nt",), aligned=True, one_k_in_any_layout=True),
     "wgmma:*": Promise(("fp16", "bf16"), aligned=True),
     "simt:*_staged": Promise(("fp16", "bf16", "fp32")),
     "simt:*": Promise(("fp32",)),
@@ -127,9 +129,10 @@ class Config:
         outs = {case.out_layout}
         if EPILOGUES[case.epilogue].preact:
             outs.add("row")  # asked for through an op that allocates its outputs
+        free = self.promise.one_k_in_any_layout and case.k <= 1
         return (
             case.mode in self.modes
-            and outs <= set(self.out_layouts(case.layout))
+            and (free or outs <= set(self.out_layouts(case.layout)))
             and case.alignment in self.alignments(case.mode)
             and case == self.fit(case)
         )

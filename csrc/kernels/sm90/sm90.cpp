@@ -108,8 +108,8 @@ const char* rejects_tf32(const Problem& problem, const Device& device, const Til
   if (problem.a.dtype != DType::kFloat32 || problem.precision != Precision::kTf32) {
     return "it multiplies FP32 operands as TF32";
   }
-  const bool one_k = problem.k == 1;  // any order is K-major
-  if ((!problem.a_k_major() || !problem.b_k_major()) && !one_k) {
+  // With one k, or none, any order is K-major.
+  if (problem.k > 1 && (!problem.a_k_major() || !problem.b_k_major())) {
     return "TF32 operands have to be K-major";
   }
   return cannot_run(problem, device, true, true);
