@@ -133,6 +133,27 @@ TEST(Select, HalfPrecisionRunsOnTensorCores) {
   }
 }
 
+TEST(Select, SplitsWithinAClusterNeedNoWorkspace) {
+  const Problem problem = linear_problem(128, 4096, 14336, DType::kBFloat16);
+  for (const auto& [force, within] : {std::pair{"sm90:128x64,split_k=8", true},
+                                      {"sm90:128x64,split_k=12", false},
+                                      {"sm90:128x128_pingpong,split_k=2", false},
+                                      {"sm90:128x256_cluster,split_k=2", false},
+                                      {"mma_sync:128x128,split_k=2", false}}) {
+    const Selection selection = select(problem, h200(), force);
+    ASSERT_TRUE(selection.plan) << selection.error;
+    EXPECT_EQ(selection.plan->workspace_bytes == 0, within) << force;
+  }
+}
+
+TEST(Select, SmallProblemsDoNotTakeLargeTiles) {
+  const auto tile = [](int64_t m, int64_t n, int64_t k) {
+    return *select(linear_problem(m, n, k, DType::kBFloat16), h200()).plan->config;
+  };
+  EXPECT_LE(tile(1024, 1024, 1024).block_n, 128);
+  EXPECT_GE(tile(8192, 8192, 8192).block_m * tile(8192, 8192, 8192).block_n, 128 * 128);
+}
+
 TEST(Select, FullPrecisionStaysOnTheFmaPipes) {
   for (const Device& device : {h200(), h20(), a100(), rtx3090(), t4()}) {
     SCOPED_TRACE(device.name);
@@ -224,12 +245,12 @@ TEST(Select, ReportsEveryConfigurationWithATimeOrAReason) {
     std::vector<Candidate> report;
     const Selection selection = select(problem, h200(), "", &report);
     ASSERT_TRUE(selection.plan.has_value());
-    std::set<const TileConfig*> seen;
+    std::set<std::pair<const KernelEntry*, const TileConfig*>> seen;
     double best = INFINITY;
     for (const Candidate& candidate : report) {
       ASSERT_NE(candidate.plan.kernel, nullptr);
       ASSERT_NE(candidate.plan.config, nullptr);
-      seen.insert(candidate.plan.config);
+      seen.insert({candidate.plan.kernel, candidate.plan.config});
       if (candidate.reason.empty()) {
         EXPECT_GT(candidate.plan.predicted_us, 0.0);
         EXPECT_TRUE(std::isfinite(candidate.plan.predicted_us));
