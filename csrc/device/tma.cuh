@@ -82,16 +82,16 @@ __device__ inline void prefetch_box(const OperandMap& operand, const MapCoordina
 }
 
 // Asks TMA for kMn by 64 elements from (mn, k) on. K-major, they are one box; else one box for each
-// 64 rows (columns), because a box is as wide as the swizzle.
+// 64 rows (columns), because a box is as wide as the swizzle. `multicast` as in request_box.
 template <int kMn, bool kKMajor>
 __device__ inline void request_tile(unsigned char* tile, const OperandMap& operand,
                                     const MapCoordinates& at, int64_t mn, int64_t k,
-                                    uint64_t& barrier) {
+                                    uint64_t& barrier, uint16_t multicast = 0) {
   constexpr int kBox = kKMajor ? kMn : 64;
 #pragma unroll
   for (int i = 0; i < kMn / kBox; ++i) {
     request_box(tile + i * kBox * kTmaTileK * 2, operand, at, kKMajor,
-                static_cast<int32_t>(mn + i * kBox), static_cast<int32_t>(k), barrier);
+                static_cast<int32_t>(mn + i * kBox), static_cast<int32_t>(k), barrier, multicast);
   }
 }
 

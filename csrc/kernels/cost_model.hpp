@@ -26,6 +26,8 @@ constexpr double kLoadLatencyUs = 1.2;
 // Warps that it takes to keep an SM's multipliers busy.
 constexpr double kWarpsToSaturate = 4.0;
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // Reading operands and residual and writing outputs at the memory's rate, microseconds.
 inline double memory_us(const Problem& problem, const Device& device) {
   const Epilogue& epilogue = problem.epilogue;
@@ -52,7 +54,6 @@ inline double partial_sums_us(const Problem& problem, const Device& device, int 
 // rate for operand types that multiply slower than the rate was measured with.
 inline double tile_cost_us(const Problem& problem, const Device& device, const TileConfig& config,
                            int split_k, double slowdown) {
-  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t tiles = ceil_div(problem.m, config.block_m) * ceil_div(problem.n, config.block_n) *
                         problem.batch_count() * split_k;
 

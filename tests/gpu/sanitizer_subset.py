@@ -47,7 +47,7 @@ def runs_of(config: Config) -> list[tuple[Case, bool]]:
     """What to run of a configuration: sizes that end inside a tile, and whether strides are odd."""
     layouts = [layout for layout in ("nt", "tn") if layout in config.layouts()]
     chosen = []
-    for i, mode in enumerate(config.modes[:2]):
+    for i, mode in enumerate(config.modes):
         strided = "odd stride" in config.alignments(mode)
         for j, layout in enumerate(layouts):
             case = Case(71, 75, 83, mode, layout, force_kernel=str(config))

@@ -126,10 +126,7 @@ __device__ inline void produce(const Arguments& arguments, SharedMemory<Cta>& sh
       unsigned char* to = shared.stages[cursor.stage] + offset;
       cptx::mbarrier_arrive_expect_tx(cptx::sem_release, cptx::scope_cta, cptx::space_shared, &full,
                                       kBytes);
-#pragma unroll
-      for (int box = 0; box < kShare; box += kBox) {
-        request_box(to + box * Cta::kRowBytes, map, at, kKMajor, mn + box, k, full, kAll);
-      }
+      request_tile<kShare, kKMajor>(to, map, at, mn, k, full, kAll);
       cursor.advance();
     }
   }

@@ -146,7 +146,6 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
                int split_k) {
   const Traits& trait = traits(config);
   const Epilogue& epilogue = problem.epilogue;
-  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int cluster_split = split_k <= config.max_cluster_split ? split_k : 1;
   const int64_t size = trait.cluster * cluster_split;
   const int64_t tiles = ceil_div(problem.m, config.block_m * trait.cluster) * trait.cluster *
