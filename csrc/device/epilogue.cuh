@@ -1,7 +1,7 @@
-// The one epilogue of all kernels: out = activation(alpha * acc + bias) + beta * residual, in FP32,
-// rounded once. Kernels stage their FP32 accumulators in shared memory and hand the tile over; the
-// loop over it stays rolled, so that the activation switch costs a few hundred instructions per
-// kernel instead of being multiplied by the accumulator count.
+// The one epilogue of all kernels: out = activation(alpha * acc + bias) + beta * residual (or times
+// the residual), in FP32, rounded once. Kernels stage their FP32 accumulators in shared memory and
+// hand the tile over; the loop over it stays rolled, so that the activation switch costs a few
+// hundred instructions per kernel instead of being multiplied by the accumulator count.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -160,8 +160,9 @@ __device__ inline void finish_runs(const GemmParams& params, const EpilogueRuns<
   if (params.residual.pointer) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      acc[i / kVec][i % kVec] =
-          fmaf(params.beta, residual[i / kVec][i % kVec], acc[i / kVec][i % kVec]);
+      float& value = acc[i / kVec][i % kVec];
+      const float other = residual[i / kVec][i % kVec];
+      value = params.multiplies ? value * other : fmaf(params.beta, other, value);
     }
   }
 #pragma unroll

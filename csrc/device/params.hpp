@@ -26,6 +26,7 @@ struct GemmParams {
   MatrixParams bias, residual, preact;  // null pointer: absent
   float alpha, beta;
   Activation activation;
+  bool multiplies;  // by the residual, instead of adding beta times it
   // True when out, bias, residual and preact can be accessed four columns at a time, aligned.
   bool vector_epilogue;
   // Split-K: slice s of split_k covers k in [s * k_per_split, min(k, (s + 1) * k_per_split)) and
@@ -42,6 +43,8 @@ struct GemmParams {
 struct BatchOffsets {
   int64_t a, b, out, bias, residual, preact;
 };
+
+MatrixParams matrix_params(const Matrix& matrix, const void* pointer);
 
 GemmParams make_params(const Plan& plan, const Problem& problem, const Operands& operands);
 

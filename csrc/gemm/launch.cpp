@@ -5,16 +5,6 @@
 namespace tgemm {
 namespace {
 
-MatrixParams matrix_params(const Matrix& matrix, const void* pointer) {
-  MatrixParams params{};
-  params.pointer = const_cast<void*>(pointer);
-  params.row_stride = matrix.row_stride;
-  params.col_stride = matrix.col_stride;
-  for (int i = 0; i < kMaxBatchDims; ++i) params.batch_stride[i] = matrix.batch_stride[i];
-  params.dtype = matrix.dtype;
-  return params;
-}
-
 // Can (row, 4 * j) always be accessed as one aligned vector of four elements?
 bool vectorises(const Matrix& matrix) {
   if (matrix.col_stride != 1 || matrix.row_stride % 4 != 0) return false;
@@ -26,6 +16,16 @@ bool vectorises(const Matrix& matrix) {
 }
 
 }  // namespace
+
+MatrixParams matrix_params(const Matrix& matrix, const void* pointer) {
+  MatrixParams params{};
+  params.pointer = const_cast<void*>(pointer);
+  params.row_stride = matrix.row_stride;
+  params.col_stride = matrix.col_stride;
+  for (int i = 0; i < kMaxBatchDims; ++i) params.batch_stride[i] = matrix.batch_stride[i];
+  params.dtype = matrix.dtype;
+  return params;
+}
 
 GemmParams make_params(const Plan& plan, const Problem& problem, const Operands& operands) {
   const Epilogue& epilogue = problem.epilogue;
@@ -55,6 +55,7 @@ GemmParams make_params(const Plan& plan, const Problem& problem, const Operands&
   params.alpha = epilogue.alpha;
   params.beta = epilogue.beta;
   params.activation = epilogue.activation;
+  params.multiplies = epilogue.multiplies;
   params.split_k = plan.split_k;
   const int64_t block_k = plan.config->block_k;
   const int64_t per_split = (problem.k + plan.split_k - 1) / plan.split_k;

@@ -46,6 +46,15 @@ struct TileConfig {
 
 struct Plan;
 
+// The operands that a kernel reads from a copy in the workspace, made just before it runs.
+struct Packing {
+  bool a = false;
+  bool b = false;
+
+  bool any() const { return a || b; }
+  friend bool operator==(const Packing&, const Packing&) = default;
+};
+
 // What a kernel takes of an SM.
 struct Resources {
   int registers = 0;  // per thread
@@ -78,6 +87,11 @@ struct KernelEntry {
   double (*cost_us)(const Problem&, const Device&, const TileConfig&, int split_k);
   // Enqueues the kernel, or describes it. Returns an empty string, or what went wrong.
   std::string (*launch)(const Plan&, const Problem&, const Operands&, const LaunchTarget& target);
+  // Multiplies gated products (Problem::gated); the others never see one.
+  bool gated = false;
+  // What has to be packed before the kernel can run; null: nothing, ever. The functions above then
+  // see the problem with packed operands.
+  Packing (*packs)(const Problem&) = nullptr;
 };
 
 // All kernels, in the order in which they are listed and, at equal cost, preferred.
@@ -89,6 +103,7 @@ struct Plan {
   int split_k = 1;
   size_t workspace_bytes = 0;
   double predicted_us = 0.0;
+  Packing packing;
 };
 
 std::string to_string(const Plan& plan);  // "mma_sync:128x256,split_k=2"

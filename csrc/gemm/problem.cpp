@@ -67,7 +67,8 @@ std::string to_string(const Problem& problem) {
   if (epilogue.has_bias) text += ", bias";
   if (epilogue.activation != Activation::kNone)
     text += std::string(", ") + to_string(epilogue.activation);
-  if (epilogue.has_residual) text += ", residual";
+  if (problem.gated) text += ", gated";
+  if (epilogue.has_residual) text += epilogue.multiplies ? ", times residual" : ", residual";
   if (epilogue.has_preact) text += ", pre-activation";
   return text;
 }

@@ -47,13 +47,15 @@ struct Matrix {
   friend bool operator==(const Matrix&, const Matrix&) = default;
 };
 
-// out = activation(alpha * (A @ B) + bias) + beta * residual, rounded once to out's dtype.
-// With a pre-activation output, alpha * (A @ B) + bias is written as well.
+// out = activation(alpha * (A @ B) + bias) + beta * residual, rounded once to out's dtype; or,
+// where it multiplies, ... * residual. With a pre-activation output, alpha * (A @ B) + bias is
+// written as well.
 struct Epilogue {
   Activation activation = Activation::kNone;
   bool has_bias = false;
   bool has_residual = false;
   bool has_preact = false;
+  bool multiplies = false;
   float alpha = 1.0f;
   float beta = 1.0f;
   Matrix bias;      // broadcast: one of its strides is 0
@@ -74,6 +76,13 @@ struct Problem {
   Matrix out;               // (m, n)
   Precision precision = Precision::kIeee;
   Epilogue epilogue;
+
+  // A gated product has a second B, and nothing but activation and biases in its epilogue:
+  // out = activation(A @ B + bias) * (A @ up + up_bias).
+  bool gated = false;
+  bool has_up_bias = false;
+  Matrix up;       // (k, n)
+  Matrix up_bias;  // as the bias
 
   int64_t batch_count() const {
     int64_t count = 1;
@@ -100,6 +109,8 @@ struct Operands {
   const void* b = nullptr;
   const void* bias = nullptr;
   const void* residual = nullptr;
+  const void* up = nullptr;
+  const void* up_bias = nullptr;
   void* preact = nullptr;
   void* out = nullptr;
   void* workspace = nullptr;  // Plan::workspace_bytes, 256-byte aligned

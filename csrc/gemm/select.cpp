@@ -103,7 +103,8 @@ Selection select(const Problem& problem, const Device& device, std::string_view 
     for (const TileConfig& config : entry.configs) {
       if (!force.config.empty() && config.name != force.config) continue;
       config_exists = true;
-      const char* reason = entry.rejects(problem, device, config);
+      const char* reason = problem.gated && !entry.gated ? "it multiplies one weight"
+                                                         : entry.rejects(problem, device, config);
       if (!reason && force.split_k > 1 && !entry.splits_k) reason = "it cannot split K";
       if (reason) {
         last_reason = reason;

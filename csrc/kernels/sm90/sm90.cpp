@@ -118,7 +118,7 @@ const char* rejects_tf32(const Problem& problem, const Device& device, const Til
 // Can the outputs leave through TMA, with all that is done to them?
 bool fuses(const Problem& problem, const TileConfig& config, int split_k) {
   const Epilogue& epilogue = problem.epilogue;
-  if (split_k > config.max_cluster_split || epilogue.has_preact ||
+  if (split_k > config.max_cluster_split || epilogue.has_preact || epilogue.multiplies ||
       problem.out.dtype == DType::kFloat32) {
     return false;
   }
