@@ -147,7 +147,7 @@ Lowered lower(const LoweringRequest& request) {
                         address_alignment(b.address)};
   operands[1].batch_stride = operand_batch_strides(b, sizes);
   operands[2] = broadcast_to_out(request.out, request.out.sizes, has_rows, has_cols);
-  for (const auto* extra : {&request.bias, &request.residual, &request.preact}) {
+  for (const auto* extra : {&request.bias, &request.residual, &request.preact, &request.up_bias}) {
     if (*extra)
       operands.push_back(broadcast_to_out(**extra, request.out.sizes, has_rows, has_cols));
   }
@@ -224,6 +224,19 @@ Lowered lower(const LoweringRequest& request) {
     problem.epilogue.has_preact = true;
     problem.epilogue.preact = operands[next++].matrix;
   }
+  if (request.up_bias) {
+    problem.has_up_bias = true;
+    problem.up_bias = operands[next++].matrix;
+  }
+  if (request.up) {
+    problem.gated = true;
+    problem.up = {request.up->dtype,
+                  request.up->strides[0],
+                  request.up->strides[1],
+                  {},
+                  address_alignment(request.up->address)};
+    normalise(&problem.up, problem.k, problem.n);
+  }
 
   if (problem.out.col_stride != 1) {
     if (problem.out.row_stride != 1 && !problem.empty()) {
@@ -235,12 +248,39 @@ Lowered lower(const LoweringRequest& request) {
     lowered.swapped = true;
     std::swap(problem.m, problem.n);
     std::swap(problem.a, problem.b);
-    for (Matrix* matrix : {&problem.a, &problem.b, &problem.out, &problem.epilogue.bias,
-                           &problem.epilogue.residual, &problem.epilogue.preact}) {
+    for (Matrix* matrix :
+         {&problem.a, &problem.b, &problem.out, &problem.epilogue.bias, &problem.epilogue.residual,
+          &problem.epilogue.preact, &problem.up, &problem.up_bias}) {
       transpose(matrix);
     }
   }
   return lowered;
+}
+
+GatedSteps split_gated(const Lowered& lowered) {
+  const Problem& gated = lowered.problem;
+  Problem plain = gated;
+  plain.gated = plain.has_up_bias = false;
+  plain.up = plain.up_bias = {};
+
+  // Rows of whole 16-byte vectors, so that an odd n makes neither step slow.
+  Matrix between{.dtype = DType::kFloat32, .row_stride = (gated.n + 3) / 4 * 4, .col_stride = 1};
+  int64_t elements = gated.m * between.row_stride;
+  for (int i = gated.batch_dims; i-- > 0;) {
+    between.batch_stride[i] = elements;
+    elements *= gated.batch_size[i];
+  }
+
+  GatedSteps steps{.gate = plain, .up = plain, .between_elements = elements};
+  steps.gate.out = between;
+  (lowered.swapped ? steps.up.a : steps.up.b) = gated.up;
+  Epilogue& epilogue = steps.up.epilogue;
+  epilogue.activation = Activation::kNone;
+  epilogue.has_bias = gated.has_up_bias;
+  epilogue.bias = gated.up_bias;
+  epilogue.has_residual = epilogue.multiplies = true;
+  epilogue.residual = between;
+  return steps;
 }
 
 }  // namespace tgemm

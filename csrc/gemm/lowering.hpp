@@ -21,7 +21,7 @@ struct TensorView {
 
 // The operands of out = activation(alpha * (a @ b) + bias) + beta * residual. `a` and `b` follow
 // torch.matmul (1-d operands included). linear() passes weight.T as `b`, i.e. sizes and strides
-// swapped.
+// swapped. With `up`, a gated product: out = activation(a @ b + bias) * (a @ up + up_bias).
 struct LoweringRequest {
   TensorView a;
   TensorView b;
@@ -29,6 +29,8 @@ struct LoweringRequest {
   std::optional<TensorView> bias;      // broadcast to out's shape, from the right
   std::optional<TensorView> residual;  // broadcast to out's shape
   std::optional<TensorView> preact;    // exactly out's shape
+  std::optional<TensorView> up;        // the shape of b, which must be 2-d then
+  std::optional<TensorView> up_bias;   // as the bias
   Precision precision = Precision::kIeee;
   Activation activation = Activation::kNone;
   float alpha = 1.0f;
@@ -43,13 +45,26 @@ bool matmul_shape(std::span<const int64_t> a, std::span<const int64_t> b,
 struct Lowered {
   Problem problem;
   bool swapped = false;  // out is column-major: computes out.T = b.T @ a.T, so exchange the
-                         // pointers of a and b
+                         // pointers of a and b. A gated product then has a second A in place of a
+                         // second B, which split_gated() alone understands
   std::string error;     // non-empty: this cannot be expressed; one sentence
 };
 
 // Folds batch dimensions into M where strides allow, merges the others, normalises the strides of
 // size-1 dimensions, and swaps the operands when out is column-major. Nothing is copied.
 Lowered lower(const LoweringRequest& request);
+
+// A gated product as two plain ones, for kernels with one weight. The first writes the activated
+// gate in FP32, so that the result is still rounded once.
+struct GatedSteps {
+  Problem gate;  // between = activation(A @ B + bias)
+  Problem up;    // out = (A @ up + up_bias) * between
+  int64_t between_elements = 0;
+};
+
+// `lowered` holds a gated problem; where it asks for the pre-activation, so do both steps, each for
+// its own in a matrix of the same strides.
+GatedSteps split_gated(const Lowered& lowered);
 
 // "(2, 3, 4)", torch's way of printing a shape.
 std::string shape_string(std::span<const int64_t> sizes);

@@ -161,9 +161,10 @@ void check_dims(const Request& request) {
       }
       break;
     case Op::kLinear:
+    case Op::kLinearGlu:
       check(!a.sizes.empty(), request.name,
             ": input is a 0-d tensor; it needs at least 1 dimension");
-      check(b.sizes.size() == 2, request.name, ": weight has shape ", Shape{b.sizes},
+      check(b.sizes.size() == 2, request.name, ": ", b.name, " has shape ", Shape{b.sizes},
             " but must be 2-d, (out_features, in_features)");
       break;
     case Op::kAddmm:
@@ -177,15 +178,18 @@ void check_dims(const Request& request) {
 
 Compute check_operand_dtypes(const Request& request) {
   const Argument& a = request.a;
-  const Argument& b = request.b;
-  for (const Argument* operand : {&a, &b}) {
+  for (const Argument* operand : {&a, &request.b, &request.up}) {
+    if (!*operand) continue;
     const int32_t dtype = operand->dtype;
     check(is_gemm_dtype(dtype) || dtype == kFloat64Code || is_complex(dtype) || is_integer(dtype),
           request.name, ": ", operand->name, " has dtype ", DTypeName{dtype},
           ", which is not supported; use float16, bfloat16 or float32");
   }
-  check(a.dtype == b.dtype, request.name, ": ", b.name, " has dtype ", DTypeName{b.dtype}, " but ",
-        a.name, " has ", DTypeName{a.dtype}, "; both operands need one dtype");
+  for (const Argument* operand : {&request.b, &request.up}) {
+    check(!*operand || operand->dtype == a.dtype, request.name, ": ", operand->name, " has dtype ",
+          DTypeName{operand->dtype}, " but ", a.name, " has ", DTypeName{a.dtype}, "; ",
+          request.up ? "all" : "both", " operands need one dtype");
+  }
   if (is_gemm_dtype(a.dtype)) return Compute::kGemm;
   if (a.dtype == kFloat64Code) return Compute::kFloat64;
   if (is_complex(a.dtype)) return Compute::kComplex;
@@ -209,9 +213,13 @@ std::vector<int64_t> check_shapes(const Request& request) {
       break;
     }
     case Op::kLinear:
-      check(a.sizes.back() == b.sizes[1], request.name, ": input is ", Shape{a.sizes},
-            " and weight is ", Shape{b.sizes}, ": the last sizes ", a.sizes.back(), " and ",
+    case Op::kLinearGlu:
+      check(a.sizes.back() == b.sizes[1], request.name, ": input is ", Shape{a.sizes}, " and ",
+            b.name, " is ", Shape{b.sizes}, ": the last sizes ", a.sizes.back(), " and ",
             b.sizes[1], " differ");
+      check(!request.up || std::ranges::equal(request.up.sizes, b.sizes), request.name, ": ",
+            request.up.name, " has shape ", Shape{request.up.sizes}, " but must be ",
+            Shape{b.sizes}, ", the shape of ", b.name);
       out_sizes.assign(a.sizes.begin(), a.sizes.end());
       out_sizes.back() = b.sizes[0];
       break;
@@ -262,12 +270,13 @@ bool broadcasts_to(std::span<const int64_t> from, std::span<const int64_t> into)
 }
 
 void check_addends(const Request& request, const Checked& checked) {
-  if (request.bias) {
-    check_addend_dtype(request, request.bias, checked);
+  for (const Argument* bias : {&request.bias, &request.up_bias}) {
+    if (!*bias) continue;
+    check_addend_dtype(request, *bias, checked);
     // Only a plan can ask for a bias of an output without dimensions.
     const int64_t features = checked.out_sizes.empty() ? 1 : checked.out_sizes.back();
-    check(request.bias.sizes.size() == 1 && request.bias.sizes[0] == features, request.name,
-          ": bias has shape ", Shape{request.bias.sizes}, " but must be ", Shape{{&features, 1}},
+    check(bias->sizes.size() == 1 && bias->sizes[0] == features, request.name, ": ", bias->name,
+          " has shape ", Shape{bias->sizes}, " but must be ", Shape{{&features, 1}},
           ", one value per output feature");
   }
   if (request.residual) {
@@ -303,7 +312,8 @@ void check_out(const Request& request, const Checked& checked) {
   const StridedRegion written = region(out);
   check(!overlaps_itself(written), request.name,
         ": out has elements that share memory with each other");
-  for (const Argument* input : {&request.a, &request.b, &request.bias, &request.residual}) {
+  for (const Argument* input :
+       {&request.a, &request.b, &request.up, &request.bias, &request.up_bias, &request.residual}) {
     if (!*input) continue;
     const bool may_be_identical = input == &request.residual;
     if (may_be_identical && identical(*input, out)) continue;
@@ -364,13 +374,10 @@ Checked check_request(Request& request) {
   check(!request.force_kernel.present() || !request.force_kernel.view().empty(), request.name,
         ": force_kernel is empty; name a kernel, or pass None");
   checked.precision = parse_precision(request);
-  for (Argument* argument :
-       {&request.a, &request.b, &request.bias, &request.residual, &request.out}) {
-    inspect(request, *argument);
-  }
-  for (const Argument* argument : {&request.b, &request.bias, &request.residual, &request.out}) {
-    check_device(request, *argument);
-  }
+  Argument* const arguments[] = {&request.a,       &request.b,        &request.up, &request.bias,
+                                 &request.up_bias, &request.residual, &request.out};
+  for (Argument* argument : arguments) inspect(request, *argument);
+  for (const Argument* argument : arguments) check_device(request, *argument);
   checked.compute = check_operand_dtypes(request);
   check_dims(request);
   checked.out_sizes = check_shapes(request);
@@ -417,6 +424,30 @@ Request read_linear_preact(StableIValue* stack) {
   // Its activation is not optional: box it again, so that the rest of the stack reads as linear's.
   stack[4] = torch::stable::detail::from(std::optional<StringHandle>(to<StringHandle>(stack[4])));
   Request request = read_linear(stack, false);
+  request.preact = true;
+  return request;
+}
+
+Request read_linear_glu(StableIValue* stack, bool with_out) {
+  Request request;
+  request.op = Op::kLinearGlu;
+  request.name = "tgemm.linear_glu";
+  request.a = named("input", stack[0]);
+  request.b = named("gate_weight", stack[1]);
+  request.up = named("up_weight", stack[2]);
+  request.bias = named_optional("gate_bias", stack[3]);
+  request.up_bias = named_optional("up_bias", stack[4]);
+  request.activation = Text(to<StringHandle>(stack[5]));
+  request.out_dtype = dtype_or_none(stack[6]);
+  request.precision = text(stack[7]);
+  request.static_weight = to<bool>(stack[8]);
+  request.force_kernel = text(stack[9]);
+  if (with_out) request.out = named("out", stack[10]);
+  return request;
+}
+
+Request read_linear_glu_preact(StableIValue* stack) {
+  Request request = read_linear_glu(stack, false);
   request.preact = true;
   return request;
 }

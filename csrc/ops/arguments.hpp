@@ -47,7 +47,7 @@ void check(bool condition, const Parts&... parts) {
 
 // --- Requests
 
-enum class Op : uint8_t { kMatmul, kLinear, kAddmm };
+enum class Op : uint8_t { kMatmul, kLinear, kLinearGlu, kAddmm };
 
 // One tensor argument with the metadata that the checks read. Absent when `tensor` is null.
 struct Argument {
@@ -63,17 +63,18 @@ struct Argument {
 };
 
 // out = activation(alpha * (a @ b) + bias) + beta * residual, as asked for. For linear, `b` holds
-// the weight as it is, (N, K); for addmm, `residual` holds its input.
+// the weight as it is, (N, K); for addmm, `residual` holds its input. For linear_glu,
+// out = activation(a @ b + bias) * (a @ up + up_bias), with both weights as they are.
 struct Request {
   Op op = Op::kMatmul;
   const char* name = "";  // "tgemm.linear", how every sentence begins
-  Argument a, b, bias, residual, out;
+  Argument a, b, up, bias, up_bias, residual, out;
   Text activation, precision, force_kernel;
   int32_t out_dtype = -1;  // -1: as the operands
   double alpha = 1.0;
   double beta = 1.0;
   bool static_weight = false;
-  bool preact = false;  // the pre-activation is a second result
+  bool preact = false;  // the pre-activation is a second result, of linear_glu `up` a third
 };
 
 // How the operands' dtype is computed.
@@ -102,6 +103,7 @@ DType kernel_dtype(int32_t torch_dtype);
 struct Results {
   Tensor out;  // stays empty when the request brought its own
   Tensor preact;
+  Tensor up_preact;
 };
 
 // --- Reading a Request from the stack of a boxed op
@@ -112,6 +114,8 @@ struct Results {
 Request read_matmul(StableIValue* stack, bool with_out);
 Request read_linear(StableIValue* stack, bool with_out);
 Request read_linear_preact(StableIValue* stack);
+Request read_linear_glu(StableIValue* stack, bool with_out);
+Request read_linear_glu_preact(StableIValue* stack);
 Request read_addmm(StableIValue* stack, bool with_out);
 Request read_plan(StableIValue* stack);
 
@@ -133,6 +137,15 @@ struct BoxedOps {
   static void linear_preact(StableIValue* stack, uint64_t, uint64_t) {
     run(read_linear_preact(stack), stack);
   }
+  static void linear_glu(StableIValue* stack, uint64_t, uint64_t) {
+    run(read_linear_glu(stack, false), stack);
+  }
+  static void linear_glu_out(StableIValue* stack, uint64_t, uint64_t) {
+    run(read_linear_glu(stack, true), stack);
+  }
+  static void linear_glu_preact(StableIValue* stack, uint64_t, uint64_t) {
+    run(read_linear_glu_preact(stack), stack);
+  }
   static void addmm(StableIValue* stack, uint64_t, uint64_t) {
     run(read_addmm(stack, false), stack);
   }
@@ -147,6 +160,9 @@ struct BoxedOps {
     library.impl("linear", &linear);
     library.impl("linear.out", &linear_out);
     library.impl("_linear_preact", &linear_preact);
+    library.impl("linear_glu", &linear_glu);
+    library.impl("linear_glu.out", &linear_glu_out);
+    library.impl("_linear_glu_preact", &linear_glu_preact);
     library.impl("addmm", &addmm);
     library.impl("addmm.out", &addmm_out);
   }
@@ -157,6 +173,9 @@ struct BoxedOps {
     execute(request, results);
     if (!request.out) stack[0] = torch::stable::detail::from(results.out.release());
     if (request.preact) stack[1] = torch::stable::detail::from(results.preact.release());
+    if (request.preact && request.up) {
+      stack[2] = torch::stable::detail::from(results.up_preact.release());
+    }
   }
 };
 

@@ -78,13 +78,19 @@ Tensor operand(const Argument& argument, const Checked& checked, int32_t compute
   return convert(argument.tensor, compute_dtype);
 }
 
-Tensor multiply(const Request& request, const Checked& checked, int32_t compute_dtype) {
-  const Tensor a = operand(request.a, checked, compute_dtype);
-  const Tensor b = operand(request.b, checked, compute_dtype);
-  if (request.op == Op::kLinear) {
-    const Tensor bias = request.bias ? convert(request.bias.tensor, compute_dtype) : Tensor();
-    return DispatcherCall("aten::linear").add(a).add(b).add_optional(bias).call();
+Tensor linear(const Tensor& a, const Argument& weight, const Argument& bias, const Checked& checked,
+              int32_t compute_dtype) {
+  const Tensor b = operand(weight, checked, compute_dtype);
+  const Tensor addend = bias ? convert(bias.tensor, compute_dtype) : Tensor();
+  return DispatcherCall("aten::linear").add(a).add(b).add_optional(addend).call();
+}
+
+Tensor multiply(const Request& request, const Checked& checked, const Tensor& a,
+                int32_t compute_dtype) {
+  if (request.op == Op::kLinear || request.op == Op::kLinearGlu) {
+    return linear(a, request.b, request.bias, checked, compute_dtype);
   }
+  const Tensor b = operand(request.b, checked, compute_dtype);
   return scale(DispatcherCall("aten::matmul").add(a).add(b).call(), scalar(request.alpha, checked),
                request.a);
 }
@@ -94,9 +100,15 @@ Tensor multiply(const Request& request, const Checked& checked, int32_t compute_
 void compute_with_aten(const Request& request, const Checked& checked, Results& results) {
   const int32_t compute_dtype =
       checked.compute == Compute::kGemm ? aoti_torch_dtype_float32() : request.a.dtype;
-  Tensor value = multiply(request, checked, compute_dtype);
+  const Tensor a = operand(request.a, checked, compute_dtype);
+  Tensor value = multiply(request, checked, a, compute_dtype);
   if (request.preact) results.preact = contiguous(convert(value, checked.out_dtype));
   value = activate(value, checked.activation);
+  if (request.up) {
+    const Tensor up = linear(a, request.up, request.up_bias, checked, compute_dtype);
+    if (request.preact) results.up_preact = contiguous(convert(up, checked.out_dtype));
+    value = DispatcherCall("aten::mul", "Tensor").add(value).add(up).call();
+  }
   const double beta = scalar(request.beta, checked);
   if (request.residual && beta != 0.0) {
     const Tensor residual = convert(request.residual.tensor, compute_dtype);

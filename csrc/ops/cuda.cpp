@@ -93,19 +93,36 @@ TensorView view_of(const Tensor& tensor) {
           reinterpret_cast<uintptr_t>(tensor.mutable_data())};
 }
 
+// The sizes and strides of weight.T.
+class TransposedWeight {
+ public:
+  // `weight` comes with its own.
+  void transpose(TensorView& weight) {
+    values_ = {weight.sizes[1], weight.sizes[0], weight.strides[1], weight.strides[0]};
+    weight.sizes = std::span(values_).first(2);
+    weight.strides = std::span(values_).last(2);
+  }
+
+ private:
+  std::array<int64_t, 4> values_;
+};
+using TransposedWeights = std::array<TransposedWeight, 2>;
+
 // The inputs of the request as lower() wants them; `out` is left to the caller. `transposed` keeps
-// the sizes and strides of weight.T alive.
+// what is said of weight.T alive.
 LoweringRequest lowering_of(const Request& request, const Checked& checked,
-                            std::array<int64_t, 4>& transposed) {
+                            TransposedWeights& transposed) {
   LoweringRequest lowering;
   lowering.a = view_of(request.a);
   lowering.b = view_of(request.b);
-  if (request.op == Op::kLinear) {
-    transposed = {request.b.sizes[1], request.b.sizes[0], request.b.strides[1],
-                  request.b.strides[0]};
-    lowering.b.sizes = std::span(transposed).first(2);
-    lowering.b.strides = std::span(transposed).last(2);
+  if (request.op == Op::kLinear || request.op == Op::kLinearGlu) {
+    transposed[0].transpose(lowering.b);
   }
+  if (request.up) {
+    lowering.up = view_of(request.up);
+    transposed[1].transpose(*lowering.up);
+  }
+  if (request.up_bias) lowering.up_bias = view_of(request.up_bias);
   if (request.bias) lowering.bias = view_of(request.bias);
   // With beta = 0 the residual is never read.
   if (request.residual && static_cast<float>(request.beta) != 0.0f) {
@@ -167,33 +184,25 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-void run(const Request& request, const Device& device, const LoweringRequest& lowering,
-         const Lowered& lowered) {
-  const Problem& problem = lowered.problem;
+Selection select_for(const Request& request, const Device& device, const Problem& problem) {
   const std::string_view force = request.force_kernel.view();
-  if (problem.empty() && force.empty()) return;
-  const int32_t index = request.a.device_index;
-  const Selection selection =
-      force.empty() ? select_cached(problem, device, index) : select(problem, device, force);
+  return force.empty() ? select_cached(problem, device, request.a.device_index)
+                       : select(problem, device, force);
+}
+
+// Launches the selected plan with a workspace of its own, or says why there is none.
+void run_selected(const Request& request, const Selection& selection, const Problem& problem,
+                  Operands operands) {
   if (!selection.plan) fail(std::string(request.name) + ": " + selection.error);
   if (problem.empty()) return;
   const Plan& plan = *selection.plan;
-
+  const int32_t index = request.a.device_index;
   Tensor workspace;
-  Operands operands;
   if (plan.workspace_bytes > 0) {
     const auto bytes = static_cast<int64_t>(plan.workspace_bytes);
     workspace = empty({&bytes, 1}, aoti_torch_dtype_uint8(), request.a.device_type, index);
     operands.workspace = workspace.mutable_data();
   }
-  const auto pointer = [](const TensorView& view) { return reinterpret_cast<void*>(view.address); };
-  operands.a = pointer(lowered.swapped ? lowering.b : lowering.a);
-  operands.b = pointer(lowered.swapped ? lowering.a : lowering.b);
-  if (lowering.bias) operands.bias = pointer(*lowering.bias);
-  if (lowering.residual) operands.residual = pointer(*lowering.residual);
-  if (lowering.preact) operands.preact = pointer(*lowering.preact);
-  operands.out = pointer(lowering.out);
-
   void* stream = nullptr;
   check_torch(aoti_torch_get_current_cuda_stream(index, &stream), "name the current stream");
   const std::string error = launch(plan, problem, operands, static_cast<CUstream_st*>(stream));
@@ -202,6 +211,76 @@ void run(const Request& request, const Device& device, const LoweringRequest& lo
          to_string(problem) + ": " + error);
   }
   count_launch(plan);
+}
+
+// How a gated product is computed.
+struct GatedChoice {
+  Selection whole;  // has a plan if one kernel computes all of it
+  GatedSteps steps;
+  Selection gate, up;  // otherwise
+};
+
+GatedChoice choose_gated(const Request& request, const Device& device, const Lowered& lowered) {
+  const Problem& problem = lowered.problem;
+  GatedChoice choice;
+  choice.steps = split_gated(lowered);
+  choice.gate = select_for(request, device, choice.steps.gate);
+  choice.up = select_for(request, device, choice.steps.up);
+  // A kernel with two weights has one A, writes one output, and is not asked to add up nothing.
+  if (lowered.swapped || problem.epilogue.has_preact || problem.k == 0) return choice;
+  choice.whole = select_for(request, device, problem);
+  const bool compare = !request.force_kernel.present() && choice.gate.plan && choice.up.plan;
+  if (choice.whole.plan && compare &&
+      choice.whole.plan->predicted_us >
+          choice.gate.plan->predicted_us + choice.up.plan->predicted_us) {
+    choice.whole.plan.reset();
+  }
+  return choice;
+}
+
+void run_gated(const Request& request, const Device& device, const Lowered& lowered,
+               const Operands& operands, void* up_preact) {
+  const GatedChoice choice = choose_gated(request, device, lowered);
+  if (choice.whole.plan) {
+    run_selected(request, choice.whole, lowered.problem, operands);
+    return;
+  }
+  const int64_t elements = choice.steps.between_elements;
+  const Tensor between = empty({&elements, 1}, aoti_torch_dtype_float32(), request.a.device_type,
+                               request.a.device_index);
+  Operands gate = operands;
+  gate.up = gate.up_bias = nullptr;
+  gate.out = between.mutable_data();
+  run_selected(request, choice.gate, choice.steps.gate, gate);
+
+  Operands up = operands;
+  (lowered.swapped ? up.a : up.b) = operands.up;
+  up.bias = operands.up_bias;
+  up.up = up.up_bias = nullptr;
+  up.residual = gate.out;
+  up.preact = up_preact;
+  run_selected(request, choice.up, choice.steps.up, up);
+}
+
+void run(const Request& request, const Device& device, const LoweringRequest& lowering,
+         const Lowered& lowered, const Results& results) {
+  if (lowered.problem.empty() && !request.force_kernel.present()) return;
+  const auto pointer = [](const TensorView& view) { return reinterpret_cast<void*>(view.address); };
+  Operands operands;
+  operands.a = pointer(lowered.swapped ? lowering.b : lowering.a);
+  operands.b = pointer(lowered.swapped ? lowering.a : lowering.b);
+  if (lowering.bias) operands.bias = pointer(*lowering.bias);
+  if (lowering.residual) operands.residual = pointer(*lowering.residual);
+  if (lowering.up) operands.up = pointer(*lowering.up);
+  if (lowering.up_bias) operands.up_bias = pointer(*lowering.up_bias);
+  if (lowering.preact) operands.preact = pointer(*lowering.preact);
+  operands.out = pointer(lowering.out);
+  if (lowered.problem.gated) {
+    void* const up_preact = results.up_preact ? results.up_preact.mutable_data() : nullptr;
+    run_gated(request, device, lowered, operands, up_preact);
+  } else {
+    run_selected(request, select_for(request, device, lowered.problem), lowered.problem, operands);
+  }
 }
 
 // Makes `index` the current device for as long as it lives, at no cost where it already is.
@@ -228,7 +307,7 @@ void execute_cuda(Request& request, Results& results) {
   const Device& device = device_properties(index);  // says what is wrong with the driver or the GPU
   const CurrentDevice current(index);
 
-  std::array<int64_t, 4> transposed;
+  TransposedWeights transposed;
   LoweringRequest lowering = lowering_of(request, checked, transposed);
   const auto allocate = [&] {
     return empty(checked.out_sizes, checked.out_dtype, request.a.device_type, index);
@@ -242,11 +321,12 @@ void execute_cuda(Request& request, Results& results) {
   if (request.preact) {
     results.preact = allocate();
     lowering.preact = view_of(results.preact);
+    if (request.up) results.up_preact = allocate();
   }
 
   Lowered lowered = lower(lowering);
   if (lowered.error.empty()) [[likely]] {
-    run(request, device, lowering, lowered);
+    run(request, device, lowering, lowered, results);
     return;
   }
   // What cannot be addressed is copied: first an `out` with unit stride in neither rows nor
@@ -263,7 +343,7 @@ void execute_cuda(Request& request, Results& results) {
     lowered = lower(lowering);
   }
   if (!lowered.error.empty()) fail(std::string(request.name) + ": " + lowered.error);
-  run(request, device, lowering, lowered);
+  run(request, device, lowering, lowered, results);
   if (request.out) {
     check_torch(aoti_torch_copy_(request.out.tensor.get(), fresh.get(), 0), "copy into out");
   }
@@ -353,7 +433,7 @@ std::string plan_json(Request& request) {
   }
   const Device& device = device_properties(request.a.device_index);
   const CurrentDevice current(request.a.device_index);
-  std::array<int64_t, 4> transposed;
+  TransposedWeights transposed;
   LoweringRequest lowering = lowering_of(request, checked, transposed);
   // The output that an op would allocate; only its strides matter.
   std::vector<int64_t> strides(checked.out_sizes.size());

@@ -13,7 +13,7 @@ constexpr size_t kSlots = 128;
 struct Slot {
   int device_index = -1;
   Problem problem;
-  Plan plan;
+  Selection selection;  // "no kernel can" included
 };
 
 // Of what usually differs between the problems of one model; equality decides.
@@ -24,7 +24,8 @@ size_t slot_of(const Problem& problem) {
         problem.b.row_stride, problem.b.col_stride, problem.out.row_stride,
         int64_t{problem.a.address_alignment}, int64_t{static_cast<int>(problem.a.dtype)},
         int64_t{static_cast<int>(problem.epilogue.activation)},
-        int64_t{problem.epilogue.has_bias + 2 * problem.epilogue.has_residual}}) {
+        int64_t{problem.epilogue.has_bias + 2 * problem.epilogue.has_residual +
+                4 * problem.gated}}) {
     // The multiplier is 2^64 divided by the golden ratio (Knuth, TAOCP 3, 6.4).
     hash = (hash ^ static_cast<uint64_t>(value)) * 0x9e3779b97f4a7c15u;
     hash ^= hash >> 32;
@@ -38,14 +39,10 @@ Selection select_cached(const Problem& problem, const Device& device, int device
   thread_local std::unique_ptr<std::array<Slot, kSlots>> slots;
   if (!slots) slots = std::make_unique<std::array<Slot, kSlots>>();
   Slot& slot = (*slots)[slot_of(problem)];
-  Selection selection;
-  if (slot.device_index == device_index && slot.problem == problem) {
-    selection.plan = slot.plan;
-    return selection;
+  if (slot.device_index != device_index || slot.problem != problem) {
+    slot = {device_index, problem, select(problem, device)};
   }
-  selection = select(problem, device);
-  if (selection.plan) slot = {device_index, problem, *selection.plan};
-  return selection;
+  return slot.selection;
 }
 
 }  // namespace tgemm

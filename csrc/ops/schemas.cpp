@@ -27,6 +27,22 @@ STABLE_TORCH_LIBRARY(tgemm, m) {
       "str activation, ScalarType? out_dtype=None, str? precision=None, "
       "bool static_weight=False, str? force_kernel=None) -> (Tensor, Tensor)");
   m.def(
+      "linear_glu(Tensor input, Tensor gate_weight, Tensor up_weight, Tensor? gate_bias=None, "
+      "Tensor? up_bias=None, *, str activation=\"silu\", ScalarType? out_dtype=None, "
+      "str? precision=None, bool static_weight=False, str? force_kernel=None) -> Tensor");
+  m.def(
+      "linear_glu.out(Tensor input, Tensor gate_weight, Tensor up_weight, Tensor? gate_bias=None, "
+      "Tensor? up_bias=None, *, str activation=\"silu\", ScalarType? out_dtype=None, "
+      "str? precision=None, bool static_weight=False, str? force_kernel=None, "
+      "Tensor(a!) out) -> ()");
+  // linear_glu that also returns what a gradient needs, in the output's dtype: activation's
+  // argument, and what its result is multiplied by.
+  m.def(
+      "_linear_glu_preact(Tensor input, Tensor gate_weight, Tensor up_weight, "
+      "Tensor? gate_bias=None, Tensor? up_bias=None, *, str activation=\"silu\", "
+      "ScalarType? out_dtype=None, str? precision=None, bool static_weight=False, "
+      "str? force_kernel=None) -> (Tensor, Tensor, Tensor)");
+  m.def(
       "addmm(Tensor input, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1, "
       "ScalarType? out_dtype=None, str? precision=None, str? force_kernel=None) -> Tensor");
   m.def(
