@@ -1,4 +1,4 @@
-"""Hand-written GEMM kernels as PyTorch ops: `torch.ops.tgemm.matmul`, `linear` and `addmm`.
+"""Hand-written GEMM kernels as PyTorch ops: `torch.ops.tgemm`, with `matmul`, `linear` and others.
 
 Importing registers the ops and changes nothing else; it does not initialise CUDA.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_gemm import _fake, _library, _warnings, autograd, nn  # noqa: F401  (register with torch)
-from torch_gemm.ops import addmm, linear, matmul
+from torch_gemm.ops import addmm, linear, linear_glu, matmul
 from torch_gemm.replacement import replace, restore
 
 try:
@@ -24,6 +24,7 @@ __all__ = [
     "addmm",
     "kernels",
     "linear",
+    "linear_glu",
     "matmul",
     "nn",
     "replace",

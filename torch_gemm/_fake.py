@@ -74,8 +74,8 @@ def _check_tensors(op: str, tensors: dict[str, Tensor | None]) -> None:
         )
 
 
-def _check_operand_dtypes(op: str, names: tuple[str, str], a: Tensor, b: Tensor) -> None:
-    for name, operand in zip(names, (a, b), strict=True):
+def _check_operand_dtypes(op: str, operands: dict[str, Tensor]) -> None:
+    for name, operand in operands.items():
         _check(
             operand.dtype in _GEMM_DTYPES
             or operand.dtype is torch.float64
@@ -84,15 +84,18 @@ def _check_operand_dtypes(op: str, names: tuple[str, str], a: Tensor, b: Tensor)
             f"{op}: {name} has dtype {_dtype(operand.dtype)}, which is not supported; "
             "use float16, bfloat16 or float32",
         )
-    _check(
-        a.dtype == b.dtype,
-        f"{op}: {names[1]} has dtype {_dtype(b.dtype)} but {names[0]} has {_dtype(a.dtype)}; "
-        "both operands need one dtype",
-    )
-    if a.dtype in _INTEGER_DTYPES:
-        start = f"{op}: {names[0]} has dtype {_dtype(a.dtype)}"
+    (first_name, first), *others = operands.items()
+    every = "both" if len(operands) == 2 else "all"
+    for name, operand in others:
+        _check(
+            operand.dtype == first.dtype,
+            f"{op}: {name} has dtype {_dtype(operand.dtype)} but {first_name} has "
+            f"{_dtype(first.dtype)}; {every} operands need one dtype",
+        )
+    if first.dtype in _INTEGER_DTYPES:
+        start = f"{op}: {first_name} has dtype {_dtype(first.dtype)}"
         _check(op == "tgemm.matmul", f"{start}; integers are supported by tgemm.matmul alone")
-        _check(a.device.type != "cuda", f"{start}; integers are supported on the CPU alone")
+        _check(first.device.type != "cuda", f"{start}; integers are supported on the CPU alone")
 
 
 def _result_dtype(op: str, operands: torch.dtype, out_dtype: torch.dtype | None) -> torch.dtype:
@@ -116,6 +119,36 @@ def _check_addend_dtype(
         addend.dtype in usable,
         f"{op}: {name} has dtype {_dtype(addend.dtype)} but must have {names}",
     )
+
+
+def _check_activation_dtype(op: str, activation: str | None, operands: torch.dtype) -> None:
+    _check(
+        activation is None or operands not in _COMPLEX_DTYPES,
+        f"{op}: activation '{activation}' is not defined for {_dtype(operands)}",
+    )
+
+
+def _check_bias(
+    op: str,
+    name: str,
+    bias: Tensor | None,
+    operands: torch.dtype,
+    result: torch.dtype,
+    sizes: Sequence[Any],
+) -> None:
+    if bias is None:
+        return
+    _check_addend_dtype(op, name, bias, operands, result)
+
+    def sentence() -> str:
+        return (
+            f"{op}: {name} has shape {_shape(bias.shape)} but must be {_shape(sizes[-1:])}, "
+            "one value per output feature"
+        )
+
+    if bias.dim() != 1:
+        raise RuntimeError(sentence())
+    torch._check(bias.shape[0] == sizes[-1], sentence)
 
 
 def _check_residual(
@@ -195,6 +228,23 @@ def _matmul_sizes(op: str, a: Tensor, b: Tensor) -> list[Any]:
     return sizes
 
 
+def _linear_sizes(op: str, input: Tensor, name: str, weight: Tensor) -> list[Any]:
+    _check(input.dim() > 0, f"{op}: input is a 0-d tensor; it needs at least 1 dimension")
+    _check(
+        weight.dim() == 2,
+        f"{op}: {name} has shape {_shape(weight.shape)} but must be 2-d, "
+        "(out_features, in_features)",
+    )
+    torch._check(
+        input.shape[-1] == weight.shape[1],
+        lambda: (
+            f"{op}: input is {_shape(input.shape)} and {name} is {_shape(weight.shape)}: "
+            f"the last sizes {input.shape[-1]} and {weight.shape[1]} differ"
+        ),
+    )
+    return [*input.shape[:-1], weight.shape[0]]
+
+
 def _matmul(
     a: Tensor,
     b: Tensor,
@@ -206,7 +256,7 @@ def _matmul(
     op = "tgemm.matmul"
     _check_names(op, None, precision)
     _check_tensors(op, {"a": a, "b": b, "out": out})
-    _check_operand_dtypes(op, ("a", "b"), a, b)
+    _check_operand_dtypes(op, {"a": a, "b": b})
     for name, operand in (("a", a), ("b", b)):
         _check(
             operand.dim() > 0,
@@ -237,39 +287,52 @@ def _linear(
     _check_tensors(
         op, {"input": input, "weight": weight, "bias": bias, "residual": residual, "out": out}
     )
-    _check_operand_dtypes(op, ("input", "weight"), input, weight)
-    _check(input.dim() > 0, f"{op}: input is a 0-d tensor; it needs at least 1 dimension")
-    _check(
-        weight.dim() == 2,
-        f"{op}: weight has shape {_shape(weight.shape)} but must be 2-d, "
-        "(out_features, in_features)",
-    )
-    torch._check(
-        input.shape[-1] == weight.shape[1],
-        lambda: (
-            f"{op}: input is {_shape(input.shape)} and weight is {_shape(weight.shape)}: "
-            f"the last sizes {input.shape[-1]} and {weight.shape[1]} differ"
-        ),
-    )
-    sizes = [*input.shape[:-1], weight.shape[0]]
+    _check_operand_dtypes(op, {"input": input, "weight": weight})
+    sizes = _linear_sizes(op, input, "weight", weight)
     dtype = _result_dtype(op, input.dtype, out_dtype)
-    _check(
-        activation is None or input.dtype not in _COMPLEX_DTYPES,
-        f"{op}: activation '{activation}' is not defined for {_dtype(input.dtype)}",
-    )
-    if bias is not None:
-        _check_addend_dtype(op, "bias", bias, input.dtype, dtype)
-
-        def bias_sentence() -> str:
-            return (
-                f"{op}: bias has shape {_shape(bias.shape)} but must be {_shape(sizes[-1:])}, "
-                "one value per output feature"
-            )
-
-        if bias.dim() != 1:
-            raise RuntimeError(bias_sentence())
-        torch._check(bias.shape[0] == sizes[-1], bias_sentence)
+    _check_activation_dtype(op, activation, input.dtype)
+    _check_bias(op, "bias", bias, input.dtype, dtype, sizes)
     _check_residual(op, "residual", residual, input.dtype, dtype, sizes)
+    if out is not None:
+        _check_out(op, out, dtype, sizes)
+    _check_force_kernel(op, "input", input, force_kernel)
+    return sizes, dtype
+
+
+def _linear_glu(
+    input: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor,
+    gate_bias: Tensor | None,
+    up_bias: Tensor | None,
+    out: Tensor | None,
+    activation: str = "silu",
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+    static_weight: bool = False,
+    force_kernel: str | None = None,
+) -> tuple[list[Any], torch.dtype]:
+    op = "tgemm.linear_glu"
+    operands = {"input": input, "gate_weight": gate_weight, "up_weight": up_weight}
+    _check_names(op, activation, precision)
+    _check_tensors(op, operands | {"gate_bias": gate_bias, "up_bias": up_bias, "out": out})
+    _check_operand_dtypes(op, operands)
+    sizes = _linear_sizes(op, input, "gate_weight", gate_weight)
+
+    def up_weight_sentence() -> str:
+        return (
+            f"{op}: up_weight has shape {_shape(up_weight.shape)} but must be "
+            f"{_shape(gate_weight.shape)}, the shape of gate_weight"
+        )
+
+    if up_weight.dim() != 2:
+        raise RuntimeError(up_weight_sentence())
+    for own, size in zip(up_weight.shape, gate_weight.shape, strict=True):
+        torch._check(own == size, up_weight_sentence)
+    dtype = _result_dtype(op, input.dtype, out_dtype)
+    _check_activation_dtype(op, activation, input.dtype)
+    _check_bias(op, "gate_bias", gate_bias, input.dtype, dtype, sizes)
+    _check_bias(op, "up_bias", up_bias, input.dtype, dtype, sizes)
     if out is not None:
         _check_out(op, out, dtype, sizes)
     _check_force_kernel(op, "input", input, force_kernel)
@@ -290,7 +353,7 @@ def _addmm(
     op = "tgemm.addmm"
     _check_names(op, None, precision)
     _check_tensors(op, {"mat1": mat1, "mat2": mat2, "input": input, "out": out})
-    _check_operand_dtypes(op, ("mat1", "mat2"), mat1, mat2)
+    _check_operand_dtypes(op, {"mat1": mat1, "mat2": mat2})
     for name, operand in (("mat1", mat1), ("mat2", mat2)):
         _check(
             operand.dim() == 2,
@@ -355,6 +418,44 @@ def _fake_linear_preact(
     return input.new_empty(sizes, dtype=dtype), input.new_empty(sizes, dtype=dtype)
 
 
+def _fake_linear_glu(
+    input: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    sizes, dtype = _linear_glu(input, gate_weight, up_weight, gate_bias, up_bias, None, **options)
+    return input.new_empty(sizes, dtype=dtype)
+
+
+def _fake_linear_glu_out(
+    input: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    *,
+    out: Tensor,
+    **options: Any,
+) -> None:
+    _linear_glu(input, gate_weight, up_weight, gate_bias, up_bias, out, **options)
+
+
+def _fake_linear_glu_preact(
+    input: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    sizes, dtype = _linear_glu(input, gate_weight, up_weight, gate_bias, up_bias, None, **options)
+    out, gate, up = (input.new_empty(sizes, dtype=dtype) for _ in range(3))
+    return out, gate, up
+
+
 def _fake_addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Tensor:
     sizes, dtype = _addmm(input, mat1, mat2, None, **options)
     return mat1.new_empty(sizes, dtype=dtype)
@@ -372,6 +473,9 @@ _FAKES = {
     "linear": _fake_linear,
     "linear.out": _fake_linear_out,
     "_linear_preact": _fake_linear_preact,
+    "linear_glu": _fake_linear_glu,
+    "linear_glu.out": _fake_linear_glu_out,
+    "_linear_glu_preact": _fake_linear_glu_preact,
     "addmm": _fake_addmm,
     "addmm.out": _fake_addmm_out,
 }

@@ -21,6 +21,9 @@ TENSOR_OPS = (
     "linear",
     "linear.out",
     "_linear_preact",
+    "linear_glu",
+    "linear_glu.out",
+    "_linear_glu_preact",
     "addmm",
     "addmm.out",
 )

@@ -28,6 +28,8 @@ _HALF_DTYPES = (torch.float16, torch.bfloat16)
 _MATMUL, _MATMUL_OUT = _tgemm.matmul.default, _tgemm.matmul.out
 _LINEAR, _LINEAR_OUT = _tgemm.linear.default, _tgemm.linear.out
 _LINEAR_PREACT = _tgemm._linear_preact.default
+_LINEAR_GLU, _LINEAR_GLU_OUT = _tgemm.linear_glu.default, _tgemm.linear_glu.out
+_LINEAR_GLU_PREACT = _tgemm._linear_glu_preact.default
 _ADDMM, _ADDMM_OUT = _tgemm.addmm.default, _tgemm.addmm.out
 
 
@@ -187,6 +189,18 @@ def _activation_gradient(grad: Tensor, saved: Tensor, activation: str) -> Tensor
     return _aten.gelu_backward(grad, saved, approximate=approximate)
 
 
+def _bias_gradient(grad: Tensor, dtype: torch.dtype) -> Tensor:
+    rows = list(range(grad.dim() - 1))
+    wide = torch.promote_types(grad.dtype, dtype)
+    return (grad.sum(rows, dtype=wide) if rows else grad).to(dtype)
+
+
+def _weight_gradient(grad: Tensor, input: Tensor, precision: str | None) -> Tensor:
+    if grad.dim() == 1:
+        grad, input = grad.unsqueeze(0), input.unsqueeze(0)
+    return _product(grad.flatten(0, -2).mT, input.flatten(0, -2).conj(), precision)
+
+
 def _save_linear(
     ctx: Any,
     input: Tensor,
@@ -224,19 +238,13 @@ def _linear_gradients(
             if grad_preact is not None:
                 grad = grad_preact if grad is None else grad + grad_preact
         if grad is not None and needs_bias:
-            wide = torch.promote_types(grad.dtype, ctx.bias_dtype)
-            rows = list(range(grad.dim() - 1))
-            summed = grad.sum(rows, dtype=wide) if rows else grad
-            grad_bias = summed.to(ctx.bias_dtype)
+            grad_bias = _bias_gradient(grad, ctx.bias_dtype)
         if grad is not None and (needs_input or needs_weight):
             grad = grad.to(ctx.dtype)
             if needs_input:
                 grad_input = _product(grad, weight.conj(), ctx.precision)
             if needs_weight:
-                if grad.dim() == 1:
-                    grad, input = grad.unsqueeze(0), input.unsqueeze(0)
-                rows_of_grad, rows_of_input = grad.flatten(0, -2), input.flatten(0, -2)
-                grad_weight = _product(rows_of_grad.mT, rows_of_input.conj(), ctx.precision)
+                grad_weight = _weight_gradient(grad, input, ctx.precision)
     return None, grad_input, grad_weight, grad_bias, grad_residual, None
 
 
@@ -289,6 +297,111 @@ class _LinearPreact(torch.autograd.Function):
         return _linear_gradients(ctx, grad, grad_preact)
 
 
+def _activation(values: Tensor, activation: str) -> Tensor:
+    if activation == "gelu_tanh":
+        return _aten.gelu(values, approximate="tanh")
+    return {"relu": _aten.relu, "gelu": _aten.gelu, "silu": _aten.silu}[activation](values)
+
+
+class _LinearGluPreact(torch.autograd.Function):
+    """``act(gate) * up`` with gate and up as outputs, so that second derivatives flow through them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        keyset: Any,
+        input: Tensor,
+        gate_weight: Tensor,
+        up_weight: Tensor,
+        gate_bias: Tensor | None,
+        up_bias: Tensor | None,
+        options: dict[str, Any],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        out, gate, up = _below_autograd(
+            _LINEAR_GLU_PREACT,
+            keyset,
+            input,
+            gate_weight,
+            up_weight,
+            gate_bias,
+            up_bias,
+            **options,
+        )
+        _, needs_input, needs_gate_weight, needs_up_weight, needs_gate_bias, _, _ = (
+            ctx.needs_input_grad
+        )
+        needs_gate = needs_input or needs_gate_weight or needs_gate_bias
+        ctx.save_for_backward(
+            input if needs_gate_weight or needs_up_weight else None,
+            gate_weight if needs_input else None,
+            up_weight if needs_input else None,
+            gate,
+            up if needs_gate else None,
+        )
+        ctx.set_materialize_grads(False)
+        ctx.dtype = input.dtype
+        ctx.gate_bias_dtype = None if gate_bias is None else gate_bias.dtype
+        ctx.up_bias_dtype = None if up_bias is None else up_bias.dtype
+        ctx.activation, ctx.precision = options.get("activation", "silu"), options.get("precision")
+        return out, gate, up
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: Tensor | None, grad_gate: Tensor | None, grad_up: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        input, gate_weight, up_weight, gate, up = ctx.saved_tensors
+        _, needs_input, needs_gate_weight, needs_up_weight, needs_gate_bias, needs_up_bias, _ = (
+            ctx.needs_input_grad
+        )
+        grad_input = grad_gate_weight = grad_up_weight = grad_gate_bias = grad_up_bias = None
+        with _C._ExcludeDispatchKeyGuard(_ALL_AUTOCAST):
+            if grad is not None and (needs_input or needs_gate_weight or needs_gate_bias):
+                through = _activation_gradient(grad * up, gate, ctx.activation)
+                grad_gate = through if grad_gate is None else grad_gate + through
+            if grad is not None and (needs_input or needs_up_weight or needs_up_bias):
+                through = grad * _activation(gate, ctx.activation)
+                grad_up = through if grad_up is None else grad_up + through
+            if grad_gate is not None:
+                if needs_gate_bias:
+                    grad_gate_bias = _bias_gradient(grad_gate, ctx.gate_bias_dtype)
+                grad_gate = grad_gate.to(ctx.dtype)
+                if needs_gate_weight:
+                    grad_gate_weight = _weight_gradient(grad_gate, input, ctx.precision)
+            if grad_up is not None:
+                if needs_up_bias:
+                    grad_up_bias = _bias_gradient(grad_up, ctx.up_bias_dtype)
+                grad_up = grad_up.to(ctx.dtype)
+                if needs_up_weight:
+                    grad_up_weight = _weight_gradient(grad_up, input, ctx.precision)
+            if needs_input:
+                grad_input = _glu_input_gradient(
+                    [(grad_gate, gate_weight), (grad_up, up_weight)], ctx.precision
+                )
+        return (
+            None,
+            grad_input,
+            grad_gate_weight,
+            grad_up_weight,
+            grad_gate_bias,
+            grad_up_bias,
+            None,
+        )
+
+
+def _glu_input_gradient(
+    factors: Sequence[tuple[Tensor | None, Tensor]], precision: str | None
+) -> Tensor | None:
+    """The sum of ``grad @ weight``, each but the first added by the epilogue of its own GEMM."""
+    present = [(grad, weight) for grad, weight in factors if grad is not None]
+    total = None
+    for index, (grad, weight) in enumerate(present):
+        last = index == len(present) - 1
+        # A sum that is still added to stays in FP32.
+        dtype = torch.float32 if grad.dtype in _HALF_DTYPES and not last else None
+        total = _LINEAR(grad, weight.mT, None, total, precision=precision, out_dtype=dtype)
+    return total
+
+
 # --- Autograd kernels -----------------------------------------------------------------------------
 # The dispatcher passes positional arguments in args, keyword-only ones in kwargs, without those that
 # equal their defaults.
@@ -335,6 +448,36 @@ def _linear_preact(
     if _wants_gradient(input, weight, bias, residual):
         return _LinearPreact.apply(keyset, input, weight, bias, residual, options)
     return _below_autograd(_LINEAR_PREACT, keyset, input, weight, bias, residual, **options)
+
+
+def _linear_glu(
+    keyset: Any,
+    input: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    tensors = input, gate_weight, up_weight, gate_bias, up_bias
+    if _wants_gradient(*tensors):
+        return _LinearGluPreact.apply(keyset, *tensors, options)[0]
+    return _below_autograd(_LINEAR_GLU, keyset, *tensors, **options)
+
+
+def _linear_glu_preact(
+    keyset: Any,
+    input: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    tensors = input, gate_weight, up_weight, gate_bias, up_bias
+    if _wants_gradient(*tensors):
+        return _LinearGluPreact.apply(keyset, *tensors, options)
+    return _below_autograd(_LINEAR_GLU_PREACT, keyset, *tensors, **options)
 
 
 def _without_gradient(op: Any) -> Callable[..., None]:
@@ -387,7 +530,7 @@ def _resolving_bits(op: Any) -> Callable[..., None]:
 def _autocast(op: Any, device_type: str, operands: Sequence[int]) -> Callable[..., Any]:
     """Casts as F.linear and matmul do under autocast, then calls `op` with autocast off.
 
-    `operands` are the positions of the two matrices. A bias or residual in float32 stays what it is:
+    `operands` are the positions of the matrices. A bias or residual in float32 stays what it is:
     the kernels read it as it is, more exactly and without another pass over memory.
     """
     key = _C.DispatchKeySet(getattr(_C.DispatchKey, _AUTOCAST_KEYS[device_type]))
@@ -431,6 +574,8 @@ def _register() -> None:
         ("matmul", _matmul, _MATMUL, (0, 1)),
         ("linear", _linear, _LINEAR, (0, 1)),
         ("_linear_preact", _linear_preact, _LINEAR_PREACT, (0, 1)),
+        ("linear_glu", _linear_glu, _LINEAR_GLU, (0, 1, 2)),
+        ("_linear_glu_preact", _linear_glu_preact, _LINEAR_GLU_PREACT, (0, 1, 2)),
         ("addmm", _addmm, _ADDMM, (1, 2)),
     )
     for name, kernel, op, operands in functional:
@@ -440,6 +585,7 @@ def _register() -> None:
     for name, op in (
         ("matmul.out", _MATMUL_OUT),
         ("linear.out", _LINEAR_OUT),
+        ("linear_glu.out", _LINEAR_GLU_OUT),
         ("addmm.out", _ADDMM_OUT),
     ):
         impl(name, _without_gradient(op), "Autograd", with_keyset=True)

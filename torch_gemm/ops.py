@@ -20,6 +20,8 @@ _matmul = torch.ops.tgemm.matmul.default
 _matmul_out = torch.ops.tgemm.matmul.out
 _linear = torch.ops.tgemm.linear.default
 _linear_out = torch.ops.tgemm.linear.out
+_linear_glu = torch.ops.tgemm.linear_glu.default
+_linear_glu_out = torch.ops.tgemm.linear_glu.out
 _addmm = torch.ops.tgemm.addmm.default
 _addmm_out = torch.ops.tgemm.addmm.out
 
@@ -126,6 +128,73 @@ def linear(
         return _call(_linear, (input, weight, bias, residual), options)
     _check_out("linear", out)
     _linear_out(input, weight, bias, residual, out=out, **options)
+    return out
+
+
+def linear_glu(
+    input: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    *,
+    activation: str = "silu",
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+    static_weight: bool = False,
+    force_kernel: str | None = None,
+) -> Tensor:
+    """``activation(input @ gate_weight.T + gate_bias) * (input @ up_weight.T + up_bias)``.
+
+    The gated linear unit of SwiGLU ("silu"), GEGLU ("gelu") and ReGLU ("relu") layers (Shazeer, "GLU
+    Variants Improve Transformer", 2020). Nothing is concatenated: the halves of a packed (2N, K) weight
+    are passed as two views of it.
+
+    Args:
+        input: (K,) or (..., K), any strides; float16, bfloat16 or float32 (float64 goes to ATen, see
+            `matmul`).
+        gate_weight: (N, K), as in `torch.nn.Linear`, any strides, of the same dtype and on the same
+            device.
+        up_weight: (N, K), likewise.
+        gate_bias, up_bias: (N,), in the operands' dtype, the output's or float32.
+        activation: "relu", "gelu" (the erf form), "gelu_tanh" or "silu".
+        out: as in `matmul`.
+        out_dtype, precision: as in `matmul`.
+        static_weight: as in `linear`, of both weights.
+        force_kernel: as in `matmul`. A kernel that takes one weight runs twice.
+
+    Returns:
+        (N,) or (..., N), contiguous. Gate, activation and product are computed in FP32 and rounded once.
+
+    Raises:
+        TypeError: an argument is of the wrong Python type.
+        ValueError: `activation` or `precision` is unknown.
+        RuntimeError: as in `matmul`.
+    """
+    operands = (input, gate_weight, up_weight, gate_bias, up_bias)
+    if not (
+        isinstance(input, Tensor)
+        and isinstance(gate_weight, Tensor)
+        and isinstance(up_weight, Tensor)
+        and (gate_bias is None or isinstance(gate_bias, Tensor))
+        and (up_bias is None or isinstance(up_bias, Tensor))
+    ):
+        names = ("input", "gate_weight", "up_weight", "gate_bias", "up_bias")
+        _raise_for_operands("linear_glu", **dict(zip(names, operands, strict=True)))
+    options = _options("linear_glu", input, out_dtype, precision, force_kernel)
+    if activation not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise ValueError(
+            f"tgemm.linear_glu: activation is {activation!r}, and must be one of {known}"
+        )
+    options["activation"] = activation
+    if static_weight:
+        options["static_weight"] = True
+    if out is None:
+        return _call(_linear_glu, operands, options)
+    _check_out("linear_glu", out)
+    _linear_glu_out(*operands, out=out, **options)
     return out
 
 
@@ -255,9 +324,9 @@ def _check_factors(**factors: object) -> None:
 
 
 def _raise_for_operands(op: str, **operands: object) -> None:
-    """Names the operand that is not a tensor; bias and residual may be None."""
+    """Names the operand that is not a tensor; biases and residual may be None."""
     for name, operand in operands.items():
-        optional = name in ("bias", "residual") and operand is None
+        optional = name.endswith(("bias", "residual")) and operand is None
         if not (optional or isinstance(operand, Tensor)):
             raise TypeError(
                 f"tgemm.{op}: {name} must be a Tensor, and is a {type(operand).__name__}"
