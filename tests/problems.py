@@ -70,13 +70,17 @@ ALIGNMENTS = {
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What happens to the product: act(alpha * product + bias) + beta * residual."""
+    """What happens to the product: act(alpha * product + bias) + beta * residual.
+
+    Gated, it is multiplied by a second one: act(product + bias) * (product with `up` + its bias).
+    """
 
     bias: bool = False
     activation: str | None = None
     residual: str | None = None  # "full", "row" (1, n), "column" (m, 1)
     out_dtype: torch.dtype | None = None
-    preact: bool = False  # also ask for the value before the activation
+    gated: bool = False
+    preact: bool = False  # also ask for the value before the activation, and of `up`
     alpha: float = 1.0  # alpha and beta go through addmm, whose `input` is the residual
     beta: float = 1.0
     bias_dtype: torch.dtype | None = None  # default: the operands'
@@ -103,6 +107,11 @@ EPILOGUES = {
     ),
     "residual row": Epilogue(bias=True, activation="relu", residual="row"),
     "residual column": Epilogue(residual="column"),
+    "swiglu": Epilogue(bias=True, activation="silu", gated=True),
+    "geglu fp32 out": Epilogue(activation="gelu_tanh", gated=True, out_dtype=torch.float32),
+    "reglu preact": Epilogue(
+        bias=True, activation="relu", gated=True, preact=True, bias_dtype=torch.float32
+    ),
     "addmm": Epilogue(residual="full", alpha=0.5, beta=-1.5),
     "addmm row": Epilogue(residual="row", alpha=-2.0, beta=0.25),
 }
@@ -204,12 +213,14 @@ def activate(values: Tensor, activation: str | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Operands:
-    """The tensors of one problem; bias and residual may be absent."""
+    """The tensors of one problem; all but the first two may be absent."""
 
     a: Tensor  # (m, k)
     b: Tensor  # (k, n)
     bias: Tensor | None
     residual: Tensor | None
+    up: Tensor | None  # (k, n)
+    up_bias: Tensor | None
 
 
 def draw(case: Case, device: str) -> Operands:
@@ -228,7 +239,13 @@ def draw(case: Case, device: str) -> Operands:
 
     a = matrix(case.m, case.k, case.layout[0] == "t", mode.dtype, case.scale)
     b = matrix(case.k, case.n, case.layout[1] == "t", mode.dtype, case.scale)
-    bias = residual = None
+    bias = residual = up = up_bias = None
+    if epilogue.gated:
+        # Sums of order 1, which keep the products with the gates within FP16.
+        small = 2.0 ** -round(math.log2(max(case.k, 1)) / 2)
+        up = matrix(case.k, case.n, case.layout[1] == "t", mode.dtype, small)
+        if epilogue.bias:
+            up_bias = matrix(1, case.n, False, epilogue.bias_dtype or mode.dtype)[0]
     if epilogue.bias:
         bias = matrix(1, case.n, False, epilogue.bias_dtype or mode.dtype)[0]
     if epilogue.residual is not None:
@@ -237,7 +254,12 @@ def draw(case: Case, device: str) -> Operands:
         # Now and then against the grain of the output.
         column_major = (case.out_layout == "column") != (case.seed % 5 == 0)
         residual = matrix(rows, columns, column_major, epilogue.residual_dtype or mode.dtype)
-    return Operands(a, b, bias, residual)
+    return Operands(a, b, bias, residual, up, up_bias)
+
+
+def glu_arguments(operands: Operands) -> tuple[Tensor | None, ...]:
+    """Of linear_glu, whose weights are those of nn.Linear."""
+    return operands.a, operands.b.t(), operands.up.t(), operands.bias, operands.up_bias
 
 
 def call(case: Case, operands: Operands, out: Tensor) -> None:
@@ -250,7 +272,11 @@ def call(case: Case, operands: Operands, out: Tensor) -> None:
         "force_kernel": case.force_kernel,
     }
     a, b, bias, residual = operands.a, operands.b, operands.bias, operands.residual
-    if epilogue.alpha != 1.0 or epilogue.beta != 1.0:
+    if operands.up is not None:
+        tgemm.linear_glu.out(
+            *glu_arguments(operands), activation=epilogue.activation, out=out, **options
+        )
+    elif epilogue.alpha != 1.0 or epilogue.beta != 1.0:
         tgemm.addmm.out(
             residual, a, b, beta=epilogue.beta, alpha=epilogue.alpha, out=out, **options
         )
@@ -264,12 +290,14 @@ def call(case: Case, operands: Operands, out: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Reference:
-    """FP64 truth and what the contract is relative to, both (m, n)."""
+    """FP64 truth and what the contract is relative to, all (m, n)."""
 
     preact: Tensor
     out: Tensor
     preact_magnitude: Tensor
     magnitude: Tensor
+    up: Tensor | None = None
+    up_magnitude: Tensor | None = None
 
 
 def reference(case: Case, operands: Operands) -> Reference:
@@ -287,7 +315,16 @@ def reference(case: Case, operands: Operands) -> Reference:
         residual = epilogue.beta * operands.residual.double()
         out = out + residual
         magnitude = magnitude + residual.abs()
-    return Reference(preact, out, preact_magnitude, magnitude)
+    if operands.up is None:
+        return Reference(preact, out, preact_magnitude, magnitude)
+    up64 = round_operand(operands.up, mode)
+    up, up_magnitude = a @ up64, a.abs() @ up64.abs()
+    if operands.up_bias is not None:
+        up_bias = operands.up_bias.double()
+        up, up_magnitude = up + up_bias, up_magnitude + up_bias.abs()
+    # An error of either factor counts as much as the other is large.
+    magnitude = out.abs() * up_magnitude + up.abs() * preact_magnitude
+    return Reference(preact, out * up, preact_magnitude, magnitude, up, up_magnitude)
 
 
 def excess(actual: Tensor, truth: Tensor, magnitude: Tensor, c: float) -> Tensor:
@@ -376,18 +413,25 @@ def check(case: Case, device: str) -> Tensor:
     worst = excess(first, truth.out, truth.magnitude, c)
     worst_preact = torch.zeros_like(worst)
     if epilogue.preact:
-        fused, preact = torch.ops.tgemm._linear_preact(
-            operands.a,
-            operands.b.t(),
-            operands.bias,
-            operands.residual,
-            activation=epilogue.activation,
-            out_dtype=epilogue.out_dtype,
-            precision=mode.precision,
-            force_kernel=case.force_kernel,
-        )
+        options = {
+            "activation": epilogue.activation,
+            "out_dtype": epilogue.out_dtype,
+            "precision": mode.precision,
+            "force_kernel": case.force_kernel,
+        }
+        if operands.up is None:
+            fused, preact = torch.ops.tgemm._linear_preact(
+                operands.a, operands.b.t(), operands.bias, operands.residual, **options
+            )
+        else:
+            fused, preact, up = torch.ops.tgemm._linear_glu_preact(
+                *glu_arguments(operands), **options
+            )
+            worst_preact = excess(up, truth.up, truth.up_magnitude, c)
         worst = torch.maximum(worst, excess(fused, truth.out, truth.magnitude, c))
-        worst_preact = excess(preact, truth.preact, truth.preact_magnitude, c)
+        worst_preact = torch.maximum(
+            worst_preact, excess(preact, truth.preact, truth.preact_magnitude, c)
+        )
     used = constant_used(first, truth.out, truth.magnitude) / c
     return torch.stack([worst, guard, repeated, worst_preact, used])
 

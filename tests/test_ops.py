@@ -257,6 +257,130 @@ def test_linear_preact(dtype, out_dtype, activation):
     check_epilogue(preact, x, weight.mT, bias=bias, out_dtype=out_dtype)
 
 
+def check_glu(
+    actual: Tensor,
+    x: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    *,
+    activation: str = "silu",
+    precision: str | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> None:
+    """Holds `actual` against act(x @ gate_weight.T + gate_bias) * (x @ up_weight.T + up_bias) in FP64."""
+    mode = Mode(x.dtype, precision)
+
+    def linear(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        x64, weight64 = problems.round_operand(x, mode), problems.round_operand(weight, mode)
+        added = 0.0 if bias is None else bias.double()
+        magnitude = x64.abs() @ weight64.abs().T + (0.0 if bias is None else bias.double().abs())
+        return x64 @ weight64.T + added, magnitude
+
+    (gate, gate_magnitude), (up, up_magnitude) = (
+        linear(gate_weight, gate_bias),
+        linear(up_weight, up_bias),
+    )
+    gate = problems.activate(gate, activation)
+    assert actual.shape == gate.shape
+    assert actual.dtype == (out_dtype or x.dtype)
+    assert actual.is_contiguous()
+    magnitude = gate.abs() * up_magnitude + up.abs() * gate_magnitude
+    c = problems.accuracy_constant(None, x.shape[-1])
+    assert problems.excess(actual, gate * up, magnitude, c) <= 1
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:])
+@pytest.mark.parametrize("dtype", GEMM_DTYPES)
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5), (2, 0, 5), (0, 5), (3, 0)])
+def test_linear_glu(shape, dtype, activation):
+    x = randn(*shape, dtype=dtype)
+    weights = randn(4, shape[-1], dtype=dtype), randn(4, shape[-1], dtype=dtype)
+    biases = randn(4, dtype=dtype), randn(4)
+    for given in itertools.product((None, biases[0]), (None, biases[1])):
+        out = tgemm.linear_glu(x, *weights, *given, activation=activation)
+        check_glu(out, x, *weights, *given, activation=activation)
+
+
+def test_linear_glu_of_no_features():
+    assert tgemm.linear_glu(randn(3, 5), randn(0, 5), randn(0, 5)).shape == (3, 0)
+
+
+def test_linear_glu_is_silu_by_default():
+    arguments = randn(3, 5), randn(4, 5), randn(4, 5)
+    expected = tgemm.linear_glu(*arguments, activation="silu")
+    assert torch.equal(tgemm.linear_glu(*arguments), expected)
+    assert torch.equal(torch_gemm.linear_glu(*arguments), expected)
+
+
+def test_linear_glu_strides():
+    """Weights in any strides, packed ones included."""
+    packed = randn(8, 5)
+    x = randn(2, 3, 5)
+    for (name_x, own_x), (name, own) in itertools.product(
+        strided_variants(x), strided_variants(packed)
+    ):
+        gate_weight, up_weight = own.chunk(2)
+        out = tgemm.linear_glu(own_x, gate_weight, up_weight)
+        truth = torch.nn.functional.silu(x.double() @ packed[:4].double().T) * (
+            x.double() @ packed[4:].double().T
+        )
+        assert out.is_contiguous(), (name_x, name)
+        torch.testing.assert_close(out.double(), truth, rtol=1e-5, atol=1e-5)
+    # Gate and up need not have the same strides.
+    gate_weight, up_weight = randn(4, 5), randn(5, 4).mT
+    check_glu(tgemm.linear_glu(x, gate_weight, up_weight), x, gate_weight, up_weight)
+
+
+@pytest.mark.parametrize("out_dtype", [None, *GEMM_DTYPES])
+@pytest.mark.parametrize("dtype", GEMM_DTYPES)
+def test_out_dtype_of_linear_glu(dtype, out_dtype):
+    x, *weights = randn(3, 50, dtype=dtype), randn(4, 50, dtype=dtype), randn(4, 50, dtype=dtype)
+    biases = randn(4, dtype=out_dtype or dtype), randn(4)
+    out = tgemm.linear_glu(x, *weights, *biases, out_dtype=out_dtype)
+    check_glu(out, x, *weights, *biases, out_dtype=out_dtype)
+
+
+def test_linear_glu_is_rounded_once():
+    # The gate, 1 + 2^-11, would round to 1 in float16, and so would its square: 1 + 2^-10 + 2^-22.
+    x, weight = torch.tensor([[1.0, 2.0**-11]]).half(), torch.ones(1, 2).half()
+    out = tgemm.linear_glu(x, weight, weight, activation="relu")
+    assert out.item() == 1 + 2.0**-10
+
+
+@pytest.mark.parametrize("precision", [None, "ieee", "tf32", "3xtf32", "bf16", "fp16"])
+def test_precision_of_linear_glu(precision):
+    arguments = randn(8, 300), randn(8, 300), randn(8, 300)
+    out = tgemm.linear_glu(*arguments, precision=precision)
+    rounds = precision if precision in ("bf16", "fp16") else None
+    check_glu(out, *arguments, precision=rounds)
+    if rounds is not None:
+        assert not torch.equal(out, tgemm.linear_glu(*arguments))
+
+
+def test_linear_glu_of_float64_goes_to_aten():
+    x, gate_weight, up_weight = (torch.randn(3, 3, dtype=torch.float64) for _ in range(3))
+    functional = torch.nn.functional
+    expected = functional.gelu(functional.linear(x, gate_weight)) * functional.linear(x, up_weight)
+    out = tgemm.linear_glu(x, gate_weight, up_weight, activation="gelu")
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:])
+@pytest.mark.parametrize("out_dtype", [None, torch.float32])
+@pytest.mark.parametrize("dtype", GEMM_DTYPES)
+def test_linear_glu_preact(dtype, out_dtype, activation):
+    x, *weights = randn(2, 3, 5, dtype=dtype), randn(4, 5, dtype=dtype), randn(4, 5, dtype=dtype)
+    biases = randn(4), randn(4, dtype=dtype)
+    out, gate, up = tgemm._linear_glu_preact(
+        x, *weights, *biases, activation=activation, out_dtype=out_dtype
+    )
+    check_glu(out, x, *weights, *biases, activation=activation, out_dtype=out_dtype)
+    check_epilogue(gate, x, weights[0].mT, bias=biases[0], out_dtype=out_dtype)
+    check_epilogue(up, x, weights[1].mT, bias=biases[1], out_dtype=out_dtype)
+
+
 @pytest.mark.parametrize("input_shape", [(), (1,), (4,), (3, 1), (1, 4), (3, 4)])
 @pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (0, 1), (0.5, -2), (-1, 0.25), (0, 3)])
 @pytest.mark.parametrize("dtype", GEMM_DTYPES)
@@ -298,9 +422,10 @@ def test_inputs_stay_as_they_are():
     x, weight, bias, residual = randn(3, 5), randn(4, 5), randn(4), randn(3, 4)
     copies = [t.clone() for t in (x, weight, bias, residual)]
     out = tgemm.linear(x, weight, bias, residual, activation="relu")
+    glu = tgemm.linear_glu(x, weight, weight, bias, bias)
     for tensor, copy in zip((x, weight, bias, residual), copies, strict=True):
         assert torch.equal(tensor, copy)
-        assert out.data_ptr() != tensor.data_ptr()
+        assert out.data_ptr() != tensor.data_ptr() != glu.data_ptr()
 
 
 # --- The Python wrappers ----------------------------------------------------------------------------
@@ -319,6 +444,11 @@ def test_wrappers_are_the_ops():
     assert torch.equal(
         torch_gemm.addmm(residual, x, weight.mT, beta=2.0, alpha=3.0),
         tgemm.addmm(residual, x, weight.mT, beta=2.0, alpha=3.0),
+    )
+    options = {"activation": "relu", "out_dtype": torch.bfloat16, "precision": "fp16"}
+    assert torch.equal(
+        torch_gemm.linear_glu(x, weight, -weight, bias, -bias, static_weight=True, **options),
+        tgemm.linear_glu(x, weight, -weight, bias, -bias, **options),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import problems
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -125,6 +126,47 @@ def test_linear_preact(activation):
     )
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:])
+@pytest.mark.parametrize("x_shape", [(5,), (3, 5), (2, 3, 5)])
+@pytest.mark.parametrize("biases", [(True, True), (True, False), (False, True), (False, False)])
+def test_linear_glu(x_shape, biases, activation):
+    given = [leaf(4) if bias else None for bias in biases]
+    check_gradients(
+        lambda x, g, u, *_: tgemm.linear_glu(x, g, u, *given, activation=activation),
+        leaf(*x_shape),
+        leaf(4, 5),
+        leaf(4, 5),
+        *(bias for bias in given if bias is not None),
+    )
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:])
+def test_linear_glu_preact(activation):
+    check_gradients(
+        lambda *arguments: tgemm._linear_glu_preact(*arguments, activation=activation),
+        leaf(3, 5),
+        leaf(4, 5),
+        leaf(4, 5),
+        leaf(4),
+        leaf(4),
+    )
+
+
+def test_each_output_of_linear_glu_preact_has_gradients_of_its_own():
+    arguments = leaf(3, 5), leaf(4, 5), leaf(4, 5)
+    for index in range(3):
+        assert gradcheck(lambda *a, index=index: tgemm._linear_glu_preact(*a)[index], arguments)
+    # Neither half depends on the other's weight.
+    for index, other in ((1, arguments[2]), (2, arguments[1])):
+        half = tgemm._linear_glu_preact(*arguments)[index]
+        assert torch.autograd.grad(half.sum(), other, allow_unused=True) == (None,)
+
+
+def test_linear_glu_of_a_packed_weight():
+    x, packed = leaf(3, 5), leaf(8, 5)
+    check_gradients(lambda x, packed: tgemm.linear_glu(x, *packed.chunk(2)), x, packed)
+
+
 @pytest.mark.parametrize("input_shape", [(), (1,), (4,), (3, 1), (3, 4)])
 @pytest.mark.parametrize(("beta", "alpha"), [(1.0, 1.0), (0.5, -2.0), (0.0, 3.0)])
 def test_addmm(input_shape, beta, alpha):
@@ -164,6 +206,47 @@ def test_backward_computes_no_gemm_that_nobody_asked_for(learning, products):
     with Calls() as calls:
         out.sum().backward()
     assert calls.names() == ["tgemm.matmul.default"] * products
+
+
+GLU_ARGUMENTS = {"x": (3, 5), "gate": (4, 5), "up": (4, 5), "gate_bias": (4,), "up_bias": (4,)}
+
+
+@pytest.mark.parametrize("frozen", GLU_ARGUMENTS)
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:])
+def test_frozen_arguments_of_linear_glu(activation, frozen):
+    values = {name: leaf(*shape) for name, shape in GLU_ARGUMENTS.items()}
+
+    def gradients(names: list[str]) -> tuple[Tensor, ...]:
+        given = {name: value if name in names else value.detach() for name, value in values.items()}
+        out = tgemm.linear_glu(*given.values(), activation=activation)
+        return torch.autograd.grad(out.square().sum(), [values[name] for name in names])
+
+    everything = dict(zip(values, gradients(list(values)), strict=True))
+    learning = [name for name in values if name != frozen]
+    for name, grad in zip(learning, gradients(learning), strict=True):
+        torch.testing.assert_close(grad, everything[name])
+
+
+@pytest.mark.parametrize(
+    ("learning", "products"),
+    [
+        ({"x"}, ["linear", "linear"]),  # the second adds the first
+        ({"gate"}, ["matmul"]),
+        ({"up"}, ["matmul"]),
+        ({"gate", "up"}, ["matmul", "matmul"]),
+        ({"gate_bias"}, []),
+        ({"up_bias"}, []),
+    ],
+)
+def test_backward_of_linear_glu_computes_no_gemm_that_nobody_asked_for(learning, products):
+    arguments = [leaf(*shape, grad=name in learning) for name, shape in GLU_ARGUMENTS.items()]
+    out = tgemm.linear_glu(*arguments)
+    with Calls() as calls:
+        out.sum().backward()
+    assert calls.names() == [f"tgemm.{product}.default" for product in products]
+    assert [value.grad is not None for value in arguments] == [
+        name in learning for name in GLU_ARGUMENTS
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -213,6 +296,20 @@ def test_preactivation_is_written_only_for_a_gradient(activation):
     assert torch.equal(residual.grad, torch.ones_like(residual))
 
 
+def test_linear_glu_writes_preactivations_only_for_a_gradient():
+    arguments = leaf(3, 5), leaf(4, 5), leaf(4, 5)
+    with Calls() as calls:
+        tgemm.linear_glu(*arguments)
+    assert calls.names() == ["tgemm._linear_glu_preact.default"]
+    for without in (torch.no_grad, torch.inference_mode):
+        with without(), Calls() as calls:
+            tgemm.linear_glu(*arguments)
+        assert calls.names() == ["tgemm.linear_glu.default"]
+    with Calls() as calls:
+        tgemm.linear_glu(*(value.detach() for value in arguments))
+    assert calls.names() == ["tgemm.linear_glu.default"]
+
+
 def test_relu_saves_its_output_alone():
     x, weight = leaf(3, 5), leaf(4, 5, grad=False)
     saved = []
@@ -249,6 +346,29 @@ def test_gradients_are_as_good_as_torchs(dtype, activation):
         assert error <= 1.5 * other_error + 1e-6 * true.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:])
+def test_gradients_of_linear_glu_are_as_good_as_torchs(dtype, activation):
+    torch.manual_seed(1)
+    shapes = (64, 96), (80, 96), (80, 96), (80,), (80,)
+    arguments = [leaf(*shape).detach().to(dtype).requires_grad_() for shape in shapes]
+    truths = [value.detach().double().requires_grad_() for value in arguments]
+    grad = torch.randn(64, 80, dtype=f64).to(dtype)
+
+    def torchs(x: Tensor, gate: Tensor, up: Tensor, gate_bias: Tensor, up_bias: Tensor) -> Tensor:
+        activated = problems.activate(functional.linear(x, gate, gate_bias), activation)
+        return activated * functional.linear(x, up, up_bias)
+
+    truth = torch.autograd.grad(torchs(*truths), truths, grad.double())
+    theirs = torch.autograd.grad(torchs(*arguments), arguments, grad)
+    ours = torch.autograd.grad(tgemm.linear_glu(*arguments, activation=activation), arguments, grad)
+    for own, other, true, argument in zip(ours, theirs, truth, arguments, strict=True):
+        assert own.dtype == argument.dtype
+        assert own.shape == argument.shape
+        error, other_error = (own.double() - true).norm(), (other.double() - true).norm()
+        assert error <= 1.5 * other_error + 1e-6 * true.norm()
+
+
 def test_dtypes_of_gradients():
     x, weight = leaf(3, 5, dtype=torch.float16), leaf(4, 5, dtype=torch.float16)
     bias, residual = leaf(4, dtype=torch.float32), leaf(4, dtype=torch.float32)
@@ -256,6 +376,12 @@ def test_dtypes_of_gradients():
     assert out.dtype == torch.float32
     out.sum().backward()
     for value in (x, weight, bias, residual):
+        assert value.grad.dtype == value.dtype
+    arguments = [x, weight, leaf(4, 5, dtype=torch.float16), leaf(4, dtype=torch.float32)]
+    for value in arguments:
+        value.grad = None
+    tgemm.linear_glu(*arguments, out_dtype=torch.float32).sum().backward()
+    for value in arguments:
         assert value.grad.dtype == value.dtype
     a, b = leaf(2, 3, 5, dtype=torch.float32), leaf(5, 4, dtype=torch.float32)
     tgemm.matmul(a, b, out_dtype=torch.bfloat16).sum().backward()
@@ -281,6 +407,29 @@ def test_precision_reaches_the_backward_gemms():
     assert not torch.equal(rounded, exact)
 
 
+def test_precision_reaches_the_backward_gemms_of_linear_glu():
+    x, gate_weight, up_weight = (leaf(300, 300, dtype=torch.float32) for _ in range(3))
+    arguments = x, gate_weight, up_weight
+    grad = torch.randn(300, 300)
+    _, gate, up = tgemm._linear_glu_preact(*(a.detach() for a in arguments), precision="bf16")
+    ours = torch.autograd.grad(tgemm.linear_glu(*arguments, precision="bf16"), arguments, grad)
+    grad_up = grad * functional.silu(gate)
+    grad_gate = torch.ops.aten.silu_backward(grad * up, gate)
+
+    def expected(precision: str | None) -> list[Tensor]:
+        with torch.no_grad():
+            through_gate = tgemm.matmul(grad_gate, gate_weight, precision=precision)
+            return [
+                tgemm.linear(grad_up, up_weight.mT, None, through_gate, precision=precision),
+                tgemm.matmul(grad_gate.mT, x, precision=precision),
+                tgemm.matmul(grad_up.mT, x, precision=precision),
+            ]
+
+    torch.testing.assert_close(list(ours), expected("bf16"))
+    for own, exact in zip(ours, expected(None), strict=True):
+        assert not torch.allclose(own, exact)
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 def test_forward_mode_is_refused():
     """A dropped tangent would be a silent zero."""
@@ -291,6 +440,9 @@ def test_forward_mode_is_refused():
             with pytest.raises(NotImplementedError) as caught:
                 call(dual, weight)
             assert str(caught.value) == "tgemm: forward-mode derivatives are not supported"
+        for call in (tgemm.linear_glu, torch_gemm.linear_glu):
+            with pytest.raises(NotImplementedError):
+                call(dual, weight, weight)
         assert torch.equal(torch_gemm.linear(x, weight), tgemm.linear(x, weight))
 
 
@@ -300,6 +452,9 @@ def test_vmap_loops():
     for call in (tgemm.linear, torch_gemm.linear):
         batched = torch.vmap(lambda row, call=call: call(row, weight, activation="gelu"))(x)
         assert torch.equal(batched, tgemm.linear(x, weight, activation="gelu"))
+    batched = torch.vmap(lambda row: tgemm.linear_glu(row, weight, -weight))(x)
+    # ATen's silu rounds the end of a tensor otherwise than its middle.
+    torch.testing.assert_close(batched, tgemm.linear_glu(x, weight, -weight))
 
 
 def test_checkpointing():
@@ -358,11 +513,13 @@ def test_autocast_casts_the_operands(dtype):
         product = tgemm.matmul(x, weight.mT)
         sum_ = tgemm.addmm(residual, x, weight.mT)
         assert functional.linear(x, weight).dtype == dtype
-    assert out.dtype == product.dtype == sum_.dtype == dtype
+        glu = tgemm.linear_glu(x, weight, -weight, bias, bias)
+    assert out.dtype == product.dtype == sum_.dtype == glu.dtype == dtype
     low = x.to(dtype), weight.to(dtype)
     assert torch.equal(out, tgemm.linear(*low, bias, residual, activation="relu"))
     assert torch.equal(product, tgemm.matmul(low[0], low[1].mT))
     assert torch.equal(sum_, tgemm.addmm(residual, low[0], low[1].mT))
+    assert torch.equal(glu, tgemm.linear_glu(*low, -low[1], bias, bias))
 
 
 def test_autocast_mixes_dtypes_as_torch_does():

@@ -38,6 +38,15 @@ def linear_preact(x: Tensor, weight: Tensor) -> Tensor:
     return out + preact
 
 
+def linear_glu(x: Tensor, gate: Tensor, up: Tensor, gate_bias: Tensor, up_bias: Tensor) -> Tensor:
+    return tgemm.linear_glu(x.relu(), gate, up, gate_bias, up_bias, activation="gelu").sin()
+
+
+def linear_glu_preact(x: Tensor, gate_weight: Tensor, up_weight: Tensor) -> Tensor:
+    out, gate, up = tgemm._linear_glu_preact(x, gate_weight, up_weight)
+    return out + gate + 2 * up
+
+
 def addmm(addend: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return tgemm.addmm(addend, a, b, beta=0.5, alpha=2.0) * 3
 
@@ -54,6 +63,12 @@ def linear_out(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Ten
     return total
 
 
+def linear_glu_out(x: Tensor, gate_weight: Tensor, up_weight: Tensor) -> Tensor:
+    out = x.new_empty(x.shape[0], gate_weight.shape[0])
+    tgemm.linear_glu.out(x, gate_weight, up_weight, out=out)
+    return out + 1
+
+
 def addmm_out(addend: Tensor, a: Tensor, b: Tensor) -> Tensor:
     out = torch.empty(addend.shape)
     tgemm.addmm.out(addend, a, b, alpha=2.0, out=out)
@@ -66,6 +81,11 @@ def wrapper_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def wrapper_linear(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     return torch_gemm.linear(x, weight, bias, residual, activation="gelu_tanh")
+
+
+def wrapper_linear_glu(x: Tensor, packed: Tensor) -> Tensor:
+    gate_weight, up_weight = packed.chunk(2)
+    return torch_gemm.linear_glu(x, gate_weight, up_weight)
 
 
 def wrapper_addmm(addend: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -81,14 +101,18 @@ FUNCTIONS: dict[Callable[..., Tensor], tuple[tuple[int, ...], ...]] = {
     linear: ((2, 3, 5), (4, 5), (4,), (3, 4)),
     linear_relu: ((3, 5), (4, 5)),
     linear_preact: ((3, 5), (4, 5)),
+    linear_glu: ((2, 3, 5), (4, 5), (4, 5), (4,), (4,)),
+    linear_glu_preact: ((3, 5), (4, 5), (4, 5)),
     addmm: ((4,), (3, 5), (5, 4)),
     wrapper_matmul: ((2, 3, 5), (5, 4)),
     wrapper_linear: ((3, 5), (4, 5), (4,), (3, 4)),
+    wrapper_linear_glu: ((2, 3, 5), (8, 5)),
     wrapper_addmm: ((3, 4), (3, 5), (5, 4)),
 }
 OUT_FUNCTIONS: dict[Callable[..., Tensor], tuple[tuple[int, ...], ...]] = {
     matmul_out: ((3, 5), (5, 4)),
     linear_out: ((3, 5), (4, 5), (4,), (3, 4)),
+    linear_glu_out: ((3, 5), (4, 5), (4, 5)),
     addmm_out: ((3, 4), (3, 5), (5, 4)),
     wrapper_out: ((3, 5), (5, 4)),
 }
@@ -195,10 +219,11 @@ class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = torch_gemm.nn.Linear(5, 7, activation="gelu")
-        self.second = torch_gemm.nn.Linear(7, 4)
+        self.gate, self.up = (torch.nn.Parameter(torch.randn(6, 7)) for _ in range(2))
+        self.second = torch_gemm.nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.second(self.first(x))
+        hidden = self.second(torch_gemm.linear_glu(self.first(x), self.gate, self.up))
         return torch_gemm.matmul(hidden, hidden.mT)
 
 
@@ -208,7 +233,8 @@ def test_export(dynamic):
     rows = {"x": {0: torch.export.Dim.DYNAMIC}} if dynamic else None
     program = torch.export.export(model, (randn(3, 5),), dynamic_shapes=rows)
     targets = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    assert {"tgemm.linear.default", "tgemm.matmul.default"} <= targets
+    used = {"tgemm.linear.default", "tgemm.linear_glu.default", "tgemm.matmul.default"}
+    assert used <= targets
     for count in (3, 6) if dynamic else (3,):
         x = randn(count, 5)
         torch.testing.assert_close(program.module()(x), model(x))

@@ -240,6 +240,162 @@ BAD_CALLS = {
         t(4, 3),
         activation="selu",
     ),
+    "linear_glu activation": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: activation 'tanh' is unknown; use relu, gelu, gelu_tanh or silu",
+        t(2, 3),
+        t(4, 3),
+        t(4, 3),
+        activation="tanh",
+    ),
+    "linear_glu precision": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: precision 'fp8' is unknown; use ieee, tf32, 3xtf32, bf16 or fp16",
+        t(2, 3),
+        t(4, 3),
+        t(4, 3),
+        precision="fp8",
+    ),
+    "linear_glu 0-d": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: input is a 0-d tensor; it needs at least 1 dimension",
+        t(),
+        t(4, 3),
+        t(4, 3),
+    ),
+    "linear_glu gate_weight rank": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: gate_weight has shape (3,) but must be 2-d, (out_features, in_features)",
+        t(2, 3),
+        t(3),
+        t(3),
+    ),
+    "linear_glu sizes": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: input is (2, 3) and gate_weight is (4, 5): the last sizes 3 and 5 differ",
+        t(2, 3),
+        t(4, 5),
+        t(4, 3),
+    ),
+    "linear_glu up_weight shape": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: up_weight has shape (5, 3) but must be (4, 3), the shape of gate_weight",
+        t(2, 3),
+        t(4, 3),
+        t(5, 3),
+    ),
+    "linear_glu up_weight inner size": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: up_weight has shape (4, 2) but must be (4, 3), the shape of gate_weight",
+        t(2, 3),
+        t(4, 3),
+        t(4, 2),
+    ),
+    "linear_glu up_weight rank": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: up_weight has shape (1, 4, 3) but must be (4, 3), "
+        "the shape of gate_weight",
+        t(2, 3),
+        t(4, 3),
+        t(1, 4, 3),
+    ),
+    "linear_glu gate_weight dtype": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: gate_weight has dtype float32 but input has float16; "
+        "all operands need one dtype",
+        t(2, 3, dtype=half),
+        t(4, 3),
+        t(4, 3, dtype=half),
+    ),
+    "linear_glu up_weight dtype": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: up_weight has dtype bfloat16 but input has float16; "
+        "all operands need one dtype",
+        t(2, 3, dtype=half),
+        t(4, 3, dtype=half),
+        t(4, 3, dtype=bf16),
+    ),
+    "linear_glu up_weight bool": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: up_weight has dtype bool, which is not supported; "
+        "use float16, bfloat16 or float32",
+        t(2, 3),
+        t(4, 3),
+        t(4, 3, dtype=torch.bool),
+    ),
+    "linear_glu integers": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: input has dtype int64; integers are supported by tgemm.matmul alone",
+        t(2, 3, dtype=torch.int64),
+        t(4, 3, dtype=torch.int64),
+        t(4, 3, dtype=torch.int64),
+    ),
+    "linear_glu complex": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: activation 'silu' is not defined for complex64",
+        t(2, 3, dtype=torch.complex64),
+        t(4, 3, dtype=torch.complex64),
+        t(4, 3, dtype=torch.complex64),
+    ),
+    "linear_glu out_dtype": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: out_dtype int32 is not supported for float32 operands; "
+        "use float16, bfloat16 or float32",
+        t(2, 3),
+        t(4, 3),
+        t(4, 3),
+        out_dtype=torch.int32,
+    ),
+    "linear_glu gate_bias shape": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: gate_bias has shape (5,) but must be (4,), one value per output feature",
+        t(2, 3),
+        t(4, 3),
+        t(4, 3),
+        t(5),
+    ),
+    "linear_glu up_bias rank": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: up_bias has shape (1, 4) but must be (4,), one value per output feature",
+        t(2, 3),
+        t(4, 3),
+        t(4, 3),
+        None,
+        t(1, 4),
+    ),
+    "linear_glu up_bias dtype": bad(
+        tgemm.linear_glu.default,
+        "tgemm.linear_glu: up_bias has dtype bfloat16 but must have float16 or float32",
+        t(2, 3, dtype=half),
+        t(4, 3, dtype=half),
+        t(4, 3, dtype=half),
+        t(4),
+        t(4, dtype=bf16),
+    ),
+    "linear_glu.out shape": bad(
+        tgemm.linear_glu.out,
+        "tgemm.linear_glu: out has shape (4, 2) but the result has (2, 4)",
+        t(2, 3),
+        t(4, 3),
+        t(4, 3),
+        out=t(4, 2),
+    ),
+    "linear_glu.out dtype": bad(
+        tgemm.linear_glu.out,
+        "tgemm.linear_glu: out has dtype float32 but the result has float16",
+        t(2, 3, dtype=half),
+        t(4, 3, dtype=half),
+        t(4, 3, dtype=half),
+        out=t(2, 4),
+    ),
+    "_linear_glu_preact activation": bad(
+        tgemm._linear_glu_preact.default,
+        "tgemm.linear_glu: activation 'selu' is unknown; use relu, gelu, gelu_tanh or silu",
+        t(2, 3),
+        t(4, 3),
+        t(4, 3),
+        activation="selu",
+    ),
     "addmm rank": bad(
         tgemm.addmm.default,
         "tgemm.addmm: mat2 has shape (1, 3, 4) but must be 2-d",
@@ -341,6 +497,7 @@ def test_layouts(layout):
     assert_raises("tgemm.matmul: b" + rest, tgemm.matmul, dense, other)
     assert_raises("tgemm.linear: weight" + rest, tgemm.linear, dense, other)
     assert_raises("tgemm.linear: residual" + rest, tgemm.linear, dense, dense, None, other)
+    assert_raises("tgemm.linear_glu: up_weight" + rest, tgemm.linear_glu, dense, dense, other)
     assert_raises("tgemm.addmm: input" + rest, tgemm.addmm, other, dense, dense)
     assert_works()
 
@@ -370,6 +527,11 @@ def test_devices():
         "tgemm.linear: residual is on meta but input is on cpu; all tensors must be on one device"
     )
     assert_raises(sentence, tgemm.linear, on_cpu, on_cpu, None, on_meta)
+    sentence = (
+        "tgemm.linear_glu: up_weight is on meta but input is on cpu; "
+        "all tensors must be on one device"
+    )
+    assert_raises(sentence, tgemm.linear_glu, on_cpu, on_cpu, on_meta)
     sentence = "tgemm.addmm: input is on meta but mat1 is on cpu; all tensors must be on one device"
     assert_raises(sentence, tgemm.addmm, on_meta, on_cpu, on_cpu)
     assert_works()
@@ -381,6 +543,8 @@ def test_force_kernel_on_the_cpu():
     assert_raises(sentence, tgemm.matmul, eye, eye, force_kernel="simt")
     sentence = "tgemm.linear: force_kernel 'simt' names a CUDA kernel, but input is on the CPU"
     assert_raises(sentence, tgemm.linear, eye, eye, force_kernel="simt")
+    sentence = sentence.replace("linear", "linear_glu")
+    assert_raises(sentence, tgemm.linear_glu, eye, eye, eye, force_kernel="simt")
     assert_works()
 
 
@@ -416,6 +580,18 @@ def test_out_that_overlaps_an_input(argument):
     )
 
 
+@pytest.mark.parametrize("argument", ["input", "gate_weight", "up_weight", "gate_bias", "up_bias"])
+def test_out_of_linear_glu_that_overlaps_an_input(argument):
+    names = ("input", "gate_weight", "up_weight", "gate_bias", "up_bias")
+    inputs = {name: torch.ones(4) if "bias" in name else torch.ones(4, 4) for name in names}
+    out = torch.empty(4, 4)
+    inputs[argument] = out[0] if "bias" in argument else out
+    sentence = (
+        f"tgemm.linear_glu: out shares memory with {argument}, which is read while out is written"
+    )
+    assert_raises(sentence, tgemm.linear_glu.out, *inputs.values(), out=out)
+
+
 def test_out_that_overlaps_the_residual_otherwise():
     x, weight, buffer = torch.ones(3, 5), torch.ones(4, 5), torch.zeros(4, 4)
     sentence = (
@@ -436,6 +612,9 @@ def test_out_with_an_operand_that_requires_grad():
     assert_raises(sentence, tgemm.matmul.out, a, learning, out=out)
     sentence = "tgemm.linear: out= does not support gradients, but weight requires grad"
     assert_raises(sentence, tgemm.linear.out, b.mT, learning.mT, out=torch.empty(4, 4))
+    sentence = "tgemm.linear_glu: out= does not support gradients, but up_weight requires grad"
+    arguments = b.mT, b.mT, learning.mT
+    assert_raises(sentence, tgemm.linear_glu.out, *arguments, out=torch.empty(4, 4))
     sentence = "tgemm.addmm: out= does not support gradients, but out requires grad"
     target = torch.empty(2, 4, requires_grad=True)
     assert_raises(sentence, tgemm.addmm.out, out, a, b, out=target)
@@ -516,6 +695,28 @@ def test_wrappers_raise_python_errors():
         b.mT,
         activation="elu",
     )
+    raises(
+        ValueError,
+        "tgemm.linear_glu: activation is None, and must be one of relu, gelu, gelu_tanh, silu",
+        torch_gemm.linear_glu,
+        a,
+        b.mT,
+        b.mT,
+        activation=None,
+    )
+    for arguments, name, kind in (
+        ((a, b.mT), "up_bias", "int"),
+        ((a, None), "gate_weight", "NoneType"),
+    ):
+        raises(
+            TypeError,
+            f"tgemm.linear_glu: {name} must be a Tensor, and is a {kind}",
+            torch_gemm.linear_glu,
+            *arguments,
+            b.mT,
+            None,
+            1,
+        )
     raises(
         ValueError,
         "tgemm: the fallback policy is 'never', and must be one of allow, warn, error",

@@ -78,6 +78,23 @@ def samples(grad: bool = False) -> dict[str, tuple[Any, tuple, dict[str, Any]]]:
             (r(2, 3, 5), r(4, 5), r(4), r(4)),
             {"activation": activation},
         )
+    for activation in ("gelu", "gelu_tanh", "silu", "relu"):
+        calls[f"linear_glu {activation}"] = (
+            tgemm.linear_glu.default,
+            (r(2, 3, 5), r(4, 5), r(4, 5), r(4), r(4)),
+            {"activation": activation, "static_weight": True},
+        )
+    calls["linear_glu 1-d"] = (tgemm.linear_glu.default, (r(5), r(4, 5), r(5, 4).mT), {})
+    calls["linear_glu mixed dtypes"] = (
+        tgemm.linear_glu.default,
+        (r(3, 5, dtype=half), r(4, 5, dtype=half), r(4, 5, dtype=half), None, r(4)),
+        {"out_dtype": torch.float32},
+    )
+    calls["_linear_glu_preact"] = (
+        tgemm._linear_glu_preact.default,
+        (r(2, 3, 5), r(4, 5), r(4, 5), None, r(4)),
+        {"activation": "gelu"},
+    )
     for addend in ((), (4,), (3, 1), (3, 4)):
         calls[f"addmm {addend}"] = (
             tgemm.addmm.default,
@@ -103,6 +120,11 @@ def out_samples() -> dict[str, tuple[Any, tuple, dict[str, Any]]]:
             tgemm.linear.out,
             (randn(3, 5), randn(4, 5), randn(4), randn(4)),
             {"activation": "silu", "out": torch.empty(3, 4)},
+        ),
+        "linear_glu.out": (
+            tgemm.linear_glu.out,
+            (randn(3, 5), randn(4, 5), randn(4, 5), randn(4), randn(4)),
+            {"activation": "relu", "out": torch.empty(3, 4)},
         ),
         "addmm.out": (
             tgemm.addmm.out,
@@ -191,6 +213,13 @@ def test_symbolic_sizes_are_not_specialised():
             randn(4, 5),
             randn(4),
             randn(3, 4),
+        ),
+        "linear_glu": traced_sizes(
+            lambda x, g, u, b: tgemm.linear_glu(x, g, u, None, b),
+            randn(7, 3, 5),
+            randn(4, 5),
+            randn(4, 5),
+            randn(4),
         ),
         "matmul": traced_sizes(lambda a, b: tgemm.matmul(a, b), randn(7, 3, 5), randn(7, 5, 4)),
         "addmm": traced_sizes(

@@ -101,6 +101,13 @@ def test_policies():
     assert torch_gemm.stats()["fallbacks"] == {"matmul: float64": 1}
 
 
+def test_linear_glu():
+    with pytest.warns(UserWarning, match="tgemm.linear_glu: input has dtype float64"):
+        out = torch.ops.tgemm.linear_glu.default.redispatch(ON_CUDA, EYE, EYE, 2 * EYE)
+    torch.testing.assert_close(out, 2 * torch.nn.functional.silu(EYE))
+    assert torch_gemm.stats()["fallbacks"] == {"linear_glu: float64": 1}
+
+
 def test_from_many_threads():
     results: list[Tensor] = []
 

@@ -36,6 +36,9 @@ def test_strides_of_out(name):
     assert torch_gemm.linear(a, weight, bias, addend, activation="relu", out=out) is out
     torch.testing.assert_close(out, torch.relu(a @ b + bias) + addend)
     out = outputs(3, 4)[name]
+    assert torch_gemm.linear_glu(a, weight, -weight, None, bias, activation="relu", out=out) is out
+    torch.testing.assert_close(out, torch.relu(a @ b) * (bias - a @ b))
+    out = outputs(3, 4)[name]
     assert torch_gemm.addmm(addend, a, b, beta=0.5, alpha=2.0, out=out) is out
     torch.testing.assert_close(out, 0.5 * addend + 2 * (a @ b))
 
@@ -62,6 +65,8 @@ def test_batched_out():
     out = torch.empty(4, 3, 2).permute(2, 1, 0)
     torch_gemm.matmul(a, b, out=out)
     torch.testing.assert_close(out, a @ b)
+    torch_gemm.linear_glu(a, b.mT, b.mT, out=out)
+    torch.testing.assert_close(out, torch.nn.functional.silu(a @ b) * (a @ b))
     scalar = torch.empty(())
     torch_gemm.matmul(torch.ones(3), torch.ones(3), out=scalar)
     assert scalar.item() == 3
@@ -102,6 +107,9 @@ def test_neighbours_of_out_stay_as_they_are():
     buffer = torch.full((5, 8), 7.0)
     torch_gemm.matmul(torch.ones(3, 2), torch.ones(2, 4), out=buffer[1:4, 2:6])
     assert torch.equal(buffer[1:4, 2:6], torch.full((3, 4), 2.0))
+    weight = torch.ones(4, 2)
+    torch_gemm.linear_glu(torch.ones(3, 2), weight, weight, activation="relu", out=buffer[1:4, 2:6])
+    assert torch.equal(buffer[1:4, 2:6], torch.full((3, 4), 4.0))
     buffer[1:4, 2:6] = 7.0
     assert (buffer == 7.0).all()
 
@@ -140,5 +148,9 @@ def test_version_of_out_is_bumped():
     factor = torch.ones(3, 4, requires_grad=True)
     product = factor * out  # saves out
     torch_gemm.matmul(a, b, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+    product = factor * out
+    torch_gemm.linear_glu(a, b.mT, b.mT, out=out)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.sum().backward()

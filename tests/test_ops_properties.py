@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
-from test_ops import check_epilogue
+from test_ops import check_epilogue, check_glu
 from torch import Tensor
 
 import torch_gemm  # noqa: F401  (registers the ops)
@@ -99,6 +99,29 @@ def test_linear(data):
         activation=activation,
         out_dtype=out_dtype,
     )
+
+
+@given(st.data())
+def test_linear_glu(data):
+    dtype = data.draw(st.sampled_from(DTYPES))
+    out_dtype = data.draw(st.sampled_from([None, torch.float32]))
+    leading = tuple(data.draw(st.lists(st.integers(0, 4), max_size=3)))
+    n, k = data.draw(SIZES), data.draw(SIZES)
+    x = data.draw(strided((*leading, k), dtype))
+    weights = [data.draw(strided((n, k), dtype)) for _ in range(2)]
+    biases = [
+        data.draw(strided((n,), data.draw(st.sampled_from([dtype, torch.float32]))))
+        if data.draw(st.booleans())
+        else None
+        for _ in range(2)
+    ]
+    activation = data.draw(st.sampled_from(["relu", "gelu", "gelu_tanh", "silu"]))
+    options = {"activation": activation, "out_dtype": out_dtype}
+    out = tgemm.linear_glu(x, *weights, *biases, **options)
+    check_glu(out, x, *weights, *biases, **options)
+    metas = [None if t is None else t.to("meta") for t in (x, *weights, *biases)]
+    fake = tgemm.linear_glu(*metas, **options)
+    assert (fake.shape, fake.stride(), fake.dtype) == (out.shape, out.stride(), out.dtype)
 
 
 @given(st.data())

@@ -159,6 +159,13 @@ def test_references_are_torchs_formulas():
     linear = torch.nn.functional.linear(operands.a, operands.b.t(), operands.bias)
     expected = torch.nn.functional.silu(linear) + operands.residual
     torch.testing.assert_close(problems.reference(case, operands).out.float(), expected)
+    case = Case(5, 6, 7, "fp32", epilogue="swiglu")
+    operands = problems.draw(case, "cpu")
+    gate = torch.nn.functional.linear(operands.a, operands.b.t(), operands.bias)
+    up = torch.nn.functional.linear(operands.a, operands.up.t(), operands.up_bias)
+    expected = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(problems.reference(case, operands).out.float(), expected)
+    torch.testing.assert_close(problems.reference(case, operands).up.float(), up)
     case = Case(5, 6, 7, "fp32", epilogue="addmm")
     operands = problems.draw(case, "cpu")
     expected = torch.addmm(operands.residual, operands.a, operands.b, beta=-1.5, alpha=0.5)
