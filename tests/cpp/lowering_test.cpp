@@ -348,6 +348,78 @@ TEST(Lower, ScatteredOutputIsOneSentence) {
   EXPECT_NE(lowered.error.find("(100, 3)"), std::string::npos) << lowered.error;
 }
 
+// --- Gated products
+// ----------------------------------------------------------------------------------
+
+TEST(Lower, GatedProductsHaveASecondWeight) {
+  const Tensor x({2, 8, 32}), out({2, 8, 48}), bias({48}), up_bias({48});
+  // The halves of a packed (2N, K) weight.
+  Tensor gate = Tensor({48, 32}).transposed(0, 1), up = gate;
+  up.address = gate.address + 4 * 48 * 32 + 2;
+  LoweringRequest gated = request(x, gate, out);
+  gated.bias = bias;
+  gated.up = up;
+  gated.up_bias = up_bias;
+  gated.activation = Activation::kSilu;
+  const Lowered lowered = lower(gated);
+  ASSERT_EQ(lowered.error, "");
+  EXPECT_FALSE(lowered.swapped);
+  const Problem& problem = lowered.problem;
+  EXPECT_TRUE(problem.gated);
+  EXPECT_EQ(problem.m, 16);
+  EXPECT_EQ(problem.up.row_stride, 1);
+  EXPECT_EQ(problem.up.col_stride, 32);
+  EXPECT_EQ(problem.up.address_alignment, 2);
+  EXPECT_TRUE(problem.has_up_bias);
+  EXPECT_EQ(problem.up_bias.row_stride, 0);
+  EXPECT_EQ(problem.up_bias.col_stride, 1);
+  EXPECT_FALSE(lower(request(x, gate, out)).problem.gated);
+}
+
+TEST(SplitGated, TheFirstStepWritesTheGateInFp32) {
+  const Tensor x({2, 8, 32}, {400, 32, 1}), gate({32, 45}), up({32, 45}), out({2, 8, 45});
+  const Tensor bias({45}), up_bias({45}), preact({2, 8, 45});
+  LoweringRequest gated = request(x, gate, out);
+  gated.a.dtype = gated.b.dtype = gated.out.dtype = DType::kBFloat16;
+  gated.up = up;
+  gated.up->dtype = DType::kBFloat16;
+  gated.bias = bias;
+  gated.up_bias = up_bias;
+  gated.preact = preact;
+  gated.activation = Activation::kGelu;
+  gated.precision = Precision::kTf32;
+  const Lowered lowered = lower(gated);
+  ASSERT_EQ(lowered.error, "");
+  ASSERT_EQ(lowered.problem.batch_dims, 1);
+  const GatedSteps steps = split_gated(lowered);
+  // Rows of 48 floats, 45 of them used.
+  EXPECT_EQ(steps.between_elements, 2 * 8 * 48);
+  EXPECT_EQ(steps.gate.out.dtype, DType::kFloat32);
+  EXPECT_EQ(steps.gate.out.row_stride, 48);
+  EXPECT_EQ(steps.gate.out.col_stride, 1);
+  EXPECT_EQ(steps.gate.out.batch_stride[0], 8 * 48);
+  EXPECT_EQ(steps.gate.epilogue.activation, Activation::kGelu);
+  EXPECT_FALSE(steps.gate.epilogue.has_residual);
+  EXPECT_EQ(steps.up.out, lowered.problem.out);
+  EXPECT_EQ(steps.up.epilogue.residual, steps.gate.out);
+  EXPECT_TRUE(steps.up.epilogue.has_residual);
+  EXPECT_TRUE(steps.up.epilogue.multiplies);
+  EXPECT_EQ(steps.up.epilogue.activation, Activation::kNone);
+  for (const Problem* step : {&steps.gate, &steps.up}) {
+    EXPECT_FALSE(step->gated);
+    EXPECT_FALSE(step->has_up_bias);
+    EXPECT_EQ(step->up, Matrix());
+    EXPECT_EQ(step->precision, Precision::kTf32);
+    EXPECT_TRUE(step->epilogue.has_bias);
+    EXPECT_TRUE(step->epilogue.has_preact);
+    EXPECT_EQ(step->a, lowered.problem.a);
+  }
+
+  gated.up_bias.reset();
+  EXPECT_FALSE(split_gated(lower(gated)).up.epilogue.has_bias);
+  EXPECT_TRUE(split_gated(lower(gated)).gate.epilogue.has_bias);
+}
+
 // --- Random shapes and strides against the definition
 // ----------------------------------------------
 
@@ -451,7 +523,8 @@ void compute(const Lowered& lowered, const double* a, const double* b, const dou
     double value = problem.epilogue.alpha * sum;
     if (bias) value += bias[offset(problem.epilogue.bias, index, m, n)];
     if (residual) {
-      value += problem.epilogue.beta * residual[offset(problem.epilogue.residual, index, m, n)];
+      const double other = residual[offset(problem.epilogue.residual, index, m, n)];
+      value = problem.epilogue.multiplies ? value * other : value + problem.epilogue.beta * other;
     }
     out[offset(problem.out, index, m, n)] = value;
   });
@@ -522,6 +595,59 @@ TEST(Lower, RandomProblemsComputeTorchMatmul) {
   EXPECT_GT(folded, 100);
   EXPECT_GT(batched, 500);
   EXPECT_LT(refused, 2000);
+}
+
+TEST(SplitGated, RandomProblemsComputeTheDefinition) {
+  int swapped = 0, batched = 0, refused = 0;
+  for (uint32_t seed = 0; seed < 2000; ++seed) {
+    Random random(seed);
+    const auto size = [&] { return random.chance(5) ? 0 : 1 + random.below(5); };
+    Sizes sizes(random.below(4));
+    for (int64_t& b : sizes) b = size();
+    const int64_t n = size(), k = size();
+    Sizes x_sizes = sizes;
+    x_sizes.push_back(k);
+    sizes.push_back(n);
+    const Tensor x = random.tensor(x_sizes, false);
+    const Tensor gate = random.tensor({k, n}, false), up = random.tensor({k, n}, false);
+    const Tensor bias = random.tensor({n}, false), up_bias = random.tensor({n}, false);
+    Tensor out = random.tensor(sizes, true);
+    std::fill(out.values.begin(), out.values.end(), std::nan(""));
+
+    LoweringRequest req = request(x, gate, out);
+    req.up = up;
+    req.bias = bias;
+    if (random.chance(50)) req.up_bias = up_bias;
+    const Lowered lowered = lower(req);
+    if (!lowered.error.empty()) {
+      ++refused;
+      continue;
+    }
+    const GatedSteps steps = split_gated(lowered);
+    ASSERT_TRUE(steps.up.empty() || steps.up.out.col_stride == 1) << "seed " << seed;
+
+    Tensor expected = out, factor = out;
+    define(x, gate, &bias, nullptr, 1, 0, &expected);
+    define(x, up, req.up_bias ? &up_bias : nullptr, nullptr, 1, 0, &factor);
+    for (size_t i = 0; i < expected.values.size(); ++i) expected.values[i] *= factor.values[i];
+
+    std::vector<double> between(steps.between_elements, std::nan(""));
+    compute({steps.gate, lowered.swapped, {}}, x.values.data(), gate.values.data(),
+            bias.values.data(), nullptr, between.data());
+    compute({steps.up, lowered.swapped, {}}, x.values.data(), up.values.data(),
+            req.up_bias ? up_bias.values.data() : nullptr, between.data(), out.values.data());
+    for (size_t i = 0; i < out.values.size(); ++i) {
+      ASSERT_TRUE(out.values[i] == expected.values[i] ||
+                  (std::isnan(out.values[i]) && std::isnan(expected.values[i])))
+          << "seed " << seed << ": " << shape_string(x.sizes) << " differs at element " << i << ": "
+          << out.values[i] << " is not " << expected.values[i];
+    }
+    swapped += lowered.swapped;
+    batched += lowered.problem.batch_dims > 0;
+  }
+  EXPECT_GT(swapped, 100);
+  EXPECT_GT(batched, 100);
+  EXPECT_LT(refused, 1200);
 }
 
 }  // namespace

@@ -27,6 +27,12 @@ TEST(Problem, PrintsSizesLayoutsAndEpilogue) {
   problem.epilogue.has_preact = true;
   EXPECT_EQ(to_string(problem),
             "4096x2048x1024 nt float16 -> float16, bias, gelu, residual, pre-activation");
+  problem.epilogue.multiplies = true;
+  EXPECT_EQ(to_string(problem),
+            "4096x2048x1024 nt float16 -> float16, bias, gelu, times residual, pre-activation");
+  problem.epilogue.has_residual = problem.epilogue.has_preact = false;
+  problem.gated = true;
+  EXPECT_EQ(to_string(problem), "4096x2048x1024 nt float16 -> float16, bias, gelu, gated");
 }
 
 TEST(Problem, PrintsThePrecisionOfFloat32Alone) {
