@@ -123,6 +123,113 @@ def test_nan_in_input_does_not_count_with_beta_0(randn):
     assert_product(out, a, b)
 
 
+# --- Gated products --------------------------------------------------------------------------------
+
+
+def assert_glu(
+    actual: Tensor, x: Tensor, gate_weight: Tensor, up_weight: Tensor, kernel: str | None = None
+) -> None:
+    """Fails unless `actual` is silu(x @ gate_weight.T) * (x @ up_weight.T) within the contract."""
+    x64, gate64, up64 = (tensor.double() for tensor in (x, gate_weight, up_weight))
+    gate, up = torch.nn.functional.silu(x64 @ gate64.mT), x64 @ up64.mT
+    magnitude = gate.abs() * (x64.abs() @ up64.abs().mT) + up.abs() * (x64.abs() @ gate64.abs().mT)
+    assert actual.shape == gate.shape
+    c = problems.accuracy_constant(kernel, x.shape[-1])
+    assert problems.excess(actual, gate * up, magnitude, c).item() <= 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_gated_products_of_views(dtype: torch.dtype, randn, count_problems):
+    packed = randn(2 * 40, 24, dtype=dtype) / 4
+    halves = tuple(packed.chunk(2))
+    columns = packed.mT.contiguous().mT
+    interleaved = packed[::2], packed[1::2]
+    odd = (randn(2 * 39, 23, dtype=dtype) / 4).chunk(2)
+    x = randn(2, 3, 5, 24, dtype=dtype)
+    cases = {
+        "packed": (x, halves),
+        "packed in columns": (x, tuple(columns.chunk(2))),
+        "interleaved": (x, interleaved),
+        "of two layouts": (x, (halves[0], columns[40:])),
+        "the same twice": (x, (halves[1], halves[1])),
+        "odd": (x[..., :23], odd),
+        "one row": (x[0, 0, 0], halves),
+        "permuted rows": (x.permute(1, 2, 0, 3), halves),
+        "expanded rows": (randn(1, 24, dtype=dtype).expand(7, 24), halves),
+        "one column": (x, (halves[0][:1], halves[1][:1])),
+        "one k": (x[..., :1], (halves[0][:, :1], halves[1][:, :1])),
+        "no k": (x[..., :0], (halves[0][:, :0], halves[1][:, :0])),
+        "no rows": (x[:0], halves),
+        "no columns": (x, (halves[0][:0], halves[1][:0])),
+        "many sliced batches": (randn(*[3] * 8, 4, 24, dtype=dtype)[(slice(2),) * 8], halves),
+    }
+    for name, (rows, weights) in cases.items():
+        out = tgemm.linear_glu(rows, *weights)
+        assert out.is_contiguous(), name
+        assert_glu(out, rows, *weights)
+    count_problems(len(cases))
+
+
+def test_no_gated_weight_is_copied(randn):
+    """Beside the result, memory is taken for at most the gates in FP32 and partial sums."""
+    x, packed = randn(64, 4096), randn(2 * 1024, 4096)
+    halves = packed.chunk(2)
+    tgemm.linear_glu(x, *halves)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    tgemm.linear_glu(x, *halves, force_kernel="mma_sync:64x64,split_k=1")
+    assert torch.cuda.max_memory_allocated() - before <= 64 * 1024 * (2 + 4)
+
+
+def test_a_kernel_of_one_weight_runs_twice(randn):
+    x, gate_weight, up_weight = randn(33, 24), randn(40, 24), randn(40, 24)
+    for force in ("naive", "mma_sync"):
+        torch_gemm.reset_stats()
+        out = tgemm.linear_glu(x, gate_weight, up_weight, force_kernel=force)
+        stats = torch_gemm.stats()
+        assert sum(stats["kernels"].values()) == 2, stats
+        assert all(plan.startswith(force + ":") for plan in stats["kernels"]), stats
+        assert stats["fallbacks"] == {}
+        assert_glu(out, x, gate_weight, up_weight)
+
+
+def test_strides_of_out_of_gated_products(device: str, randn):
+    x, gate_weight, up_weight = randn(33, 20), randn(40, 20), randn(40, 20)
+    outs = {
+        "contiguous": torch.empty(33, 40, device=device, dtype=HALF),
+        "column-major": torch.empty(40, 33, device=device, dtype=HALF).mT,
+        "leading stride": torch.empty(33, 50, device=device, dtype=HALF)[:, 3:43],
+        "both strides": torch.empty(33, 2, 40, 3, device=device, dtype=HALF)[:, 1, :, 2],
+    }
+    for name, out in outs.items():
+        out.fill_(math.nan)
+        assert torch_gemm.linear_glu(x, gate_weight, up_weight, out=out) is out, name
+        assert_glu(out, x, gate_weight, up_weight)
+
+
+def test_rows_of_gated_products_past_2_to_the_31(huge: Tensor, randn):
+    gate_weight, up_weight = randn(16, 4096), randn(16, 4096) / 64
+    rows = sample(len(huge))
+    out = tgemm.linear_glu(huge, gate_weight, up_weight)
+    assert_glu(out[rows], huge[rows], gate_weight, up_weight)
+
+
+def test_gated_products_on_two_streams(randn):
+    """The gates that wait between two kernels are each call's own."""
+    work = [(randn(256, 512), randn(512, 512), randn(512, 512) / 16) for _ in range(2)]
+    expected = [tgemm.linear_glu(*arguments) for arguments in work]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in work]
+    results: list[list[Tensor]] = [[], []]
+    for _ in range(50):
+        for stream, arguments, outs in zip(streams, work, results, strict=True):
+            with torch.cuda.stream(stream):
+                outs.append(tgemm.linear_glu(*arguments))
+    torch.cuda.synchronize()
+    for outs, truth in zip(results, expected, strict=True):
+        assert all(torch.equal(out, truth) for out in outs)
+
+
 # --- Sizes -----------------------------------------------------------------------------------------
 
 
@@ -294,6 +401,10 @@ def test_errors_leave_the_next_call_working(randn):
         lambda: tgemm.matmul.out(a, b, out=torch.empty(33, 40, dtype=HALF)),
         lambda: tgemm.linear(a, b.mT, activation="tanh"),
         lambda: tgemm.linear(a, b.mT, randn(39)),
+        lambda: tgemm.linear_glu(a, b.mT, randn(39, 20)),
+        lambda: tgemm.linear_glu(a, b.mT, b.mT.float()),
+        lambda: tgemm.linear_glu(a, b.mT, b.mT, force_kernel="warp_drive"),
+        lambda: tgemm.linear_glu.out(a, b.mT, b.mT, out=b.mT),
         lambda: tgemm.addmm(randn(33, 39), a, b),
     ]
     for bad_call in bad_calls:
@@ -371,6 +482,7 @@ def test_nothing_synchronises(randn):
     try:
         tgemm.linear(x, weight, bias, residual, activation="gelu")
         tgemm.matmul(x, weight.mT)
+        tgemm.linear_glu(x, weight, weight, bias, bias)
         tgemm.addmm(residual, x, weight.mT)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -384,7 +496,7 @@ def test_graph_replays_read_new_inputs(randn):
         return [
             tgemm.linear(x, weight, bias, residual, activation="gelu", force_kernel=force)
             for force in forces
-        ]
+        ] + [tgemm.linear_glu(x, weight, -weight, bias, force_kernel=force) for force in forces]
 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -428,6 +540,18 @@ for tensors, precision, force in calls:
     truth = torch.nn.functional.gelu(torch.nn.functional.linear(*(t.double() for t in tensors)))
     assert torch.equal(captured, again), force
     assert (captured.double() - truth).abs().max() < 0.1, force
+    x, weight, bias = tensors
+    arguments = x, weight, weight / 16, bias
+    options["activation"] = "relu"
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = torch.ops.tgemm.linear_glu(*arguments, **options)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, torch.ops.tgemm.linear_glu(*arguments, **options)), force
+    x, weight, up_weight, bias = (t.double() for t in arguments)
+    truth = torch.relu(x @ weight.T + bias) * (x @ up_weight.T)
+    assert (captured.double() - truth).abs().max() < 0.5, force
 print(len(calls), "calls captured")
 """
 
@@ -534,6 +658,19 @@ FUNCTIONS = {
         [(1, 40), (17, 24), (24, 40)],
     ),
     **{
+        f"linear_glu {activation}": (
+            lambda x, g, u, c, d, activation=activation: tgemm.linear_glu(
+                x, g, u, c, d, activation=activation
+            ),
+            lambda x, g, u, c, d, activation=activation: (
+                problems.activate(torch.nn.functional.linear(x, g, c), activation)
+                * torch.nn.functional.linear(x, u, d)
+            ),
+            [(3, 17, 24), (40, 24), (40, 24), (40,), (40,)],
+        )
+        for activation in ("relu", "gelu", "gelu_tanh", "silu")
+    },
+    **{
         f"linear {activation}": (
             lambda x, w, b, r, activation=activation: tgemm.linear(
                 x, w, b, r, activation=activation
@@ -595,13 +732,15 @@ def test_compile_of_every_overload(randn):
         first = tgemm.linear(x, weight, bias, residual, activation="gelu")
         second = tgemm.matmul(x * 2, weight.mT, out_dtype=torch.float32)
         third = tgemm.addmm(residual, x, weight.mT, beta=0.5, alpha=2.0)
-        return first, second, third + 1
+        fourth = tgemm.linear_glu(x, weight, -weight, None, bias)
+        return first, second, third + 1, fourth * 2
 
     def in_place(x, weight, bias, residual):
-        outs = [torch.empty_like(residual) for _ in range(3)]
+        outs = [torch.empty_like(residual) for _ in range(4)]
         tgemm.linear.out(x, weight, bias, residual, activation="silu", out=outs[0])
         tgemm.matmul.out(x, weight.mT, out=outs[1])
         tgemm.addmm.out(residual, x, weight.mT, out=outs[2])
+        tgemm.linear_glu.out(x, weight, weight, bias, out=outs[3])
         return [out + 1 for out in outs]
 
     for function in (functional, in_place):
@@ -646,6 +785,21 @@ OPCHECKS = {
         tgemm._linear_preact.default,
         (r(33, 24), r(40, 24), r(40)),
         {"activation": "silu"},
+    ),
+    "linear_glu": lambda r: (
+        tgemm.linear_glu.default,
+        (r(33, 24), r(40, 24), r(40, 24), r(40), r(40)),
+        {"activation": "gelu"},
+    ),
+    "_linear_glu_preact": lambda r: (
+        tgemm._linear_glu_preact.default,
+        (r(33, 24), r(40, 24), r(40, 24)),
+        {},
+    ),
+    "linear_glu.out": lambda r: (
+        tgemm.linear_glu.out,
+        (r(33, 24), r(40, 24), r(40, 24)),
+        {"out": r(33, 40)},
     ),
     "matmul.out": lambda r: (tgemm.matmul.out, (r(33, 24), r(24, 40)), {"out": r(33, 40)}),
     "linear.out": lambda r: (tgemm.linear.out, (r(33, 24), r(40, 24)), {"out": r(33, 40)}),
