@@ -101,7 +101,7 @@ def _explain_missing_cuda(reason: str) -> None:
     def unavailable(*args: object, **kwargs: object) -> NoReturn:
         raise RuntimeError(reason)
 
-    for op in (*TENSOR_OPS, "_plan"):
+    for op in (*TENSOR_OPS, "_plan", "_linear_glu_plan"):
         registrations.impl(op, unavailable, "CUDA")
     for op in _CUDA_ONLY_OPS:
         registrations.impl(op, unavailable, "CompositeExplicitAutograd")

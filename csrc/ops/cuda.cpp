@@ -422,17 +422,8 @@ Json resources_json(const Resources& resources) {
       .member("occupancy", resources.occupancy);
 }
 
-// {"problem", "plan", "predicted_us", "workspace_bytes", "resources", "copies", "error",
-// "candidates": [{"plan", "predicted_us"} or {"plan", "reason"}]}; members that do not apply are
-// left out.
-std::string plan_json(Request& request) {
-  const Checked checked = check_request(request);
-  Json json = Json::object();
-  if (checked.compute != Compute::kGemm) {
-    return json.member("error", "no kernel multiplies operands of this dtype; ATen does").str();
-  }
-  const Device& device = device_properties(request.a.device_index);
-  const CurrentDevice current(request.a.device_index);
+// The request as an op without `out` would lower it. `copies`: whether inputs had to be copied.
+Lowered lower_for_plan(const Request& request, const Checked& checked, bool* copies) {
   TransposedWeights transposed;
   LoweringRequest lowering = lowering_of(request, checked, transposed);
   // The output that an op would allocate; only its strides matter.
@@ -444,21 +435,26 @@ std::string plan_json(Request& request) {
   }
   lowering.out = {checked.out_sizes, strides, kernel_dtype(checked.out_dtype), 0};
   Lowered lowered = lower(lowering);
-  std::optional<BatchCopies> copies;
-  if (!lowered.error.empty()) {
-    copies.emplace(request, checked, lowering);
+  *copies = !lowered.error.empty();
+  if (*copies) {
+    const BatchCopies batch(request, checked, lowering);
     lowered = lower(lowering);
   }
+  return lowered;
+}
+
+// {"problem", "plan", "predicted_us", "workspace_bytes", "resources", "error", "candidates":
+// [{"plan", "predicted_us"} or {"plan", "reason"}]}; members that do not apply are left out.
+Json selection_json(const Problem& problem, const Device& device, std::string_view force) {
   std::vector<Candidate> candidates;
-  const Selection selection =
-      select(lowered.problem, device, request.force_kernel.view(), &candidates);
-  json.member("problem", to_string(lowered.problem));
-  json.member("copies", copies.has_value());
+  const Selection selection = select(problem, device, force, &candidates);
+  Json json = Json::object();
+  json.member("problem", to_string(problem));
   if (selection.plan) {
     json.member("plan", to_string(*selection.plan))
         .member("predicted_us", selection.plan->predicted_us)
         .member("workspace_bytes", selection.plan->workspace_bytes);
-    if (const auto taken = resources(*selection.plan, lowered.problem)) {
+    if (const auto taken = resources(*selection.plan, problem)) {
       json.member("resources", resources_json(*taken));
     }
   } else {
@@ -475,7 +471,51 @@ std::string plan_json(Request& request) {
     }
     list.element(entry);
   }
-  return json.member("candidates", list).str();
+  return json.member("candidates", list);
+}
+
+std::string no_kernel_json() {
+  return Json::object()
+      .member("error", "no kernel multiplies operands of this dtype; ATen does")
+      .str();
+}
+
+// What selection_json says, and "copies".
+std::string plan_json(Request& request) {
+  const Checked checked = check_request(request);
+  if (checked.compute != Compute::kGemm) return no_kernel_json();
+  const Device& device = device_properties(request.a.device_index);
+  const CurrentDevice current(request.a.device_index);
+  bool copies = false;
+  const Lowered lowered = lower_for_plan(request, checked, &copies);
+  return selection_json(lowered.problem, device, request.force_kernel.view())
+      .member("copies", copies)
+      .str();
+}
+
+// {"plan", "copies", "whole", "gate", "up"}: the plan is that of one kernel for the whole or, as
+// "A + B", those of two, and left out where there is none; the last three are what selection_json
+// says of each.
+std::string linear_glu_plan_json(Request& request) {
+  const Checked checked = check_request(request);
+  if (checked.compute != Compute::kGemm) return no_kernel_json();
+  const Device& device = device_properties(request.a.device_index);
+  const CurrentDevice current(request.a.device_index);
+  bool copies = false;
+  const Lowered lowered = lower_for_plan(request, checked, &copies);
+  const GatedChoice choice = choose_gated(request, device, lowered);
+  Json json = Json::object();
+  if (choice.whole.plan) {
+    json.member("plan", to_string(*choice.whole.plan));
+  } else if (choice.gate.plan && choice.up.plan) {
+    json.member("plan", to_string(*choice.gate.plan) + " + " + to_string(*choice.up.plan));
+  }
+  const std::string_view force = request.force_kernel.view();
+  return json.member("copies", copies)
+      .member("whole", selection_json(lowered.problem, device, force))
+      .member("gate", selection_json(choice.steps.gate, device, force))
+      .member("up", selection_json(choice.steps.up, device, force))
+      .str();
 }
 
 StableIValue boxed(const std::string& text) { return torch::stable::detail::from(text); }
@@ -483,6 +523,11 @@ StableIValue boxed(const std::string& text) { return torch::stable::detail::from
 void boxed_plan(StableIValue* stack, uint64_t, uint64_t) {
   Request request = read_plan(stack);
   stack[0] = boxed(plan_json(request));
+}
+
+void boxed_linear_glu_plan(StableIValue* stack, uint64_t, uint64_t) {
+  Request request = read_linear_glu(stack, false);
+  stack[0] = boxed(linear_glu_plan_json(request));
 }
 
 void boxed_kernels(StableIValue* stack, uint64_t, uint64_t) { stack[0] = boxed(kernels_json()); }
@@ -515,6 +560,7 @@ using CudaOps = BoxedOps<execute_cuda>;
 STABLE_TORCH_LIBRARY_IMPL(tgemm, CUDA, m) {
   CudaOps::register_in(m);
   m.impl("_plan", &boxed_plan);
+  m.impl("_linear_glu_plan", &boxed_linear_glu_plan);
 }
 STABLE_TORCH_LIBRARY_IMPL(tgemm, SparseCUDA, m) { CudaOps::register_in(m); }
 STABLE_TORCH_LIBRARY_IMPL(tgemm, SparseCsrCUDA, m) { CudaOps::register_in(m); }

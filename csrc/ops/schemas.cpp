@@ -63,4 +63,10 @@ STABLE_TORCH_LIBRARY(tgemm, m) {
       "_plan(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, *, "
       "str? activation=None, ScalarType? out_dtype=None, str? precision=None, "
       "str? force_kernel=None) -> str");
+  // The same of linear_glu.
+  m.def(
+      "_linear_glu_plan(Tensor input, Tensor gate_weight, Tensor up_weight, "
+      "Tensor? gate_bias=None, Tensor? up_bias=None, *, str activation=\"silu\", "
+      "ScalarType? out_dtype=None, str? precision=None, bool static_weight=False, "
+      "str? force_kernel=None) -> str");
 }

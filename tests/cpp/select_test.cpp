@@ -6,6 +6,7 @@
 #include <cmath>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "device/params.hpp"
 #include "gemm/plan.hpp"
@@ -319,6 +320,22 @@ TEST(Select, SameProblemSamePlan) {
       EXPECT_EQ(to_string(*forced.plan), to_string(*first.plan));
     }
   }
+}
+
+TEST(Select, GatedProductsGoToKernelsOfTwoWeightsAlone) {
+  Problem problem = f16(4096, 4096, 4096);
+  problem.gated = true;
+  problem.up = problem.b;
+  std::vector<Candidate> report;
+  const Selection selection = select(problem, h200(), {}, &report);
+  ASSERT_FALSE(report.empty());
+  for (const Candidate& candidate : report) {
+    if (!candidate.plan.kernel->gated) {
+      EXPECT_EQ(candidate.reason, "it multiplies one weight");
+    }
+  }
+  EXPECT_TRUE(!selection.plan || selection.plan->kernel->gated);
+  EXPECT_CONTAINS(refusal(problem, h200(), "naive"), "it multiplies one weight");
 }
 
 TEST(Select, EpilogueAndScalarsDoNotChangeThePrecisionOfTheSum) {

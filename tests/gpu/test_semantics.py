@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -191,6 +192,25 @@ def test_a_kernel_of_one_weight_runs_twice(randn):
         assert all(plan.startswith(force + ":") for plan in stats["kernels"]), stats
         assert stats["fallbacks"] == {}
         assert_glu(out, x, gate_weight, up_weight)
+
+
+def test_plans_of_gated_products_are_what_runs(randn):
+    x, gate_weight, up_weight = randn(33, 24), randn(40, 24), randn(40, 24)
+    for force in (None, "naive", "mma_sync:64x64,split_k=2"):
+        arguments = x, gate_weight, up_weight
+        plan = json.loads(tgemm._linear_glu_plan(*arguments, force_kernel=force))
+        assert plan["copies"] is False
+        torch_gemm.reset_stats()
+        tgemm.linear_glu(*arguments, force_kernel=force)
+        launched = torch_gemm.stats()["kernels"]
+        expected = plan["plan"].split(" + ")
+        assert launched == {name: expected.count(name) for name in expected}
+        steps = [plan[step]["problem"] for step in ("whole", "gate", "up")]
+        assert [name.split(", ", 1)[1] for name in steps] == [
+            "silu, gated",
+            "silu",
+            "times residual",
+        ]
 
 
 def test_strides_of_out_of_gated_products(device: str, randn):
