@@ -44,7 +44,13 @@ def test_named_configurations_exist() -> None:
     if _library.cuda_missing is not None:
         pytest.skip(_library.cuda_missing)
     known = {f"{row['name']}:{c['name']}" for row in torch_gemm.kernels() for c in row["configs"]}
-    documented = [torch_gemm.stats, torch_gemm.matmul, torch_gemm.linear, torch_gemm.addmm]
+    documented = [
+        torch_gemm.stats,
+        torch_gemm.matmul,
+        torch_gemm.linear,
+        torch_gemm.linear_glu,
+        torch_gemm.addmm,
+    ]
     text = README + "".join(function.__doc__ or "" for function in documented)
     named = set(re.findall(r"(?:mma_sync|simt):\w+", text))
     assert named
