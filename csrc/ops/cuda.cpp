@@ -190,12 +190,14 @@ Selection select_for(const Request& request, const Device& device, const Problem
                        : select(problem, device, force);
 }
 
-// Launches the selected plan with a workspace of its own, or says why there is none.
-void run_selected(const Request& request, const Selection& selection, const Problem& problem,
-                  Operands operands) {
+const Plan& plan_of(const Request& request, const Selection& selection) {
   if (!selection.plan) fail(std::string(request.name) + ": " + selection.error);
+  return *selection.plan;
+}
+
+// Launches the plan with a workspace of its own.
+void run_plan(const Request& request, const Plan& plan, const Problem& problem, Operands operands) {
   if (problem.empty()) return;
-  const Plan& plan = *selection.plan;
   const int32_t index = request.a.device_index;
   Tensor workspace;
   if (plan.workspace_bytes > 0) {
@@ -220,6 +222,7 @@ struct GatedChoice {
   Selection gate, up;  // otherwise
 };
 
+// One kernel if it is named, or predicted to take no longer than two.
 GatedChoice choose_gated(const Request& request, const Device& device, const Lowered& lowered) {
   const Problem& problem = lowered.problem;
   GatedChoice choice;
@@ -242,16 +245,19 @@ void run_gated(const Request& request, const Device& device, const Lowered& lowe
                const Operands& operands, void* up_preact) {
   const GatedChoice choice = choose_gated(request, device, lowered);
   if (choice.whole.plan) {
-    run_selected(request, choice.whole, lowered.problem, operands);
+    run_plan(request, *choice.whole.plan, lowered.problem, operands);
     return;
   }
+  // Nothing runs unless both can.
+  const Plan& gate_plan = plan_of(request, choice.gate);
+  const Plan& up_plan = plan_of(request, choice.up);
   const int64_t elements = choice.steps.between_elements;
   const Tensor between = empty({&elements, 1}, aoti_torch_dtype_float32(), request.a.device_type,
                                request.a.device_index);
   Operands gate = operands;
   gate.up = gate.up_bias = nullptr;
   gate.out = between.mutable_data();
-  run_selected(request, choice.gate, choice.steps.gate, gate);
+  run_plan(request, gate_plan, choice.steps.gate, gate);
 
   Operands up = operands;
   (lowered.swapped ? up.a : up.b) = operands.up;
@@ -259,7 +265,7 @@ void run_gated(const Request& request, const Device& device, const Lowered& lowe
   up.up = up.up_bias = nullptr;
   up.residual = gate.out;
   up.preact = up_preact;
-  run_selected(request, choice.up, choice.steps.up, up);
+  run_plan(request, up_plan, choice.steps.up, up);
 }
 
 void run(const Request& request, const Device& device, const LoweringRequest& lowering,
@@ -279,7 +285,8 @@ void run(const Request& request, const Device& device, const LoweringRequest& lo
     void* const up_preact = results.up_preact ? results.up_preact.mutable_data() : nullptr;
     run_gated(request, device, lowered, operands, up_preact);
   } else {
-    run_selected(request, select_for(request, device, lowered.problem), lowered.problem, operands);
+    const Selection selection = select_for(request, device, lowered.problem);
+    run_plan(request, plan_of(request, selection), lowered.problem, operands);
   }
 }
 

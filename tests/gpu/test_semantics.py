@@ -194,6 +194,16 @@ def test_a_kernel_of_one_weight_runs_twice(randn):
         assert_glu(out, x, gate_weight, up_weight)
 
 
+def test_nothing_runs_where_one_weight_cannot(randn):
+    x, aligned, shifted = randn(40, 24), randn(40, 24), randn(40, 32)[:, 1:25]
+    torch_gemm.reset_stats()
+    for weights in ((aligned, shifted), (shifted, aligned)):
+        with pytest.raises(RuntimeError, match="cannot be copied in aligned"):
+            tgemm.linear_glu(x, *weights, force_kernel="mma_sync:128x128")
+    assert torch_gemm.stats()["kernels"] == {}
+    assert_glu(tgemm.linear_glu(x, aligned, shifted), x, aligned, shifted)
+
+
 def test_plans_of_gated_products_are_what_runs(randn):
     x, gate_weight, up_weight = randn(33, 24), randn(40, 24), randn(40, 24)
     for force in (None, "naive", "mma_sync:64x64,split_k=2"):
