@@ -342,7 +342,7 @@ Json resources_json(const Resources& resources) {
       .member("occupancy", resources.occupancy);
 }
 
-// {"problem", "plan", "predicted_us", "workspace_bytes", "resources", "copies", "error",
+// {"problem", "plan", "predicted_us", "workspace_bytes", "packing", "resources", "copies", "error",
 // "candidates": [{"plan", "predicted_us"} or {"plan", "reason"}]}; members that do not apply are
 // left out.
 std::string plan_json(Request& request) {
@@ -378,6 +378,13 @@ std::string plan_json(Request& request) {
     json.member("plan", to_string(*selection.plan))
         .member("predicted_us", selection.plan->predicted_us)
         .member("workspace_bytes", selection.plan->workspace_bytes);
+    if (const Packing packing = selection.plan->packing; packing.any()) {
+      // The problem's operands: of a column-major out, those of its transpose.
+      Json names = Json::array();
+      if (packing.a) names.element(lowered.swapped ? "b" : "a");
+      if (packing.b) names.element(lowered.swapped ? "a" : "b");
+      json.member("packing", names);
+    }
     if (const auto taken = resources(*selection.plan, lowered.problem)) {
       json.member("resources", resources_json(*taken));
     }
