@@ -17,12 +17,13 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kPerThread = 16;  // elements in flight
 constexpr int kTileElements = kThreads * kPerThread;
+constexpr int kCtasPerSm = 4;  // with fewer registers, ptxas spills
 
 // How tiles of an operand are read.
 enum class Reading {
-  kWide,        // 8 lines of 512 elements, along the lines
-  kNarrow,      // 64 lines of 64 elements, along the lines
-  kTransposed,  // the same, across the lines
+  kWide,        // 8 lines of 512 adjacent elements, along the lines
+  kNarrow,      // 64 lines of 64 adjacent elements, along the lines
+  kTransposed,  // 64 lines of 64 elements, which need not be adjacent, across the lines
 };
 constexpr int tile_width(Reading reading) { return reading == Reading::kWide ? 512 : 64; }
 constexpr int tile_lines(Reading reading) { return kTileElements / tile_width(reading); }
@@ -74,11 +75,11 @@ __device__ inline void read_along(const Source* source, const PackedCopy& copy, 
   Source values[kLinesPerWarp][kSteps];
 #pragma unroll
   for (int i = 0; i < kLinesPerWarp; ++i) {
-    const Source* line = source + (first_line + i) * copy.line_stride + lane * copy.unit_stride;
+    const Source* line = source + (first_line + i) * copy.line_stride + lane;
+    const int end = first_line + i < lines ? width : 0;
 #pragma unroll
     for (int j = 0; j < kSteps; ++j) {
-      const bool inside = first_line + i < lines && lane + 32 * j < width;
-      values[i][j] = inside ? line[32 * j * copy.unit_stride] : Source();
+      values[i][j] = lane + 32 * j < end ? line[32 * j] : Source();
     }
   }
 #pragma unroll
@@ -90,38 +91,29 @@ __device__ inline void read_along(const Source* source, const PackedCopy& copy, 
   }
 }
 
-// The same where lines lie side by side: a warp reads one element each of 32 adjacent lines at a
-// time. A thread gathers as many elements of its line as it can store at once.
+// The same where lines lie side by side: a warp reads one element each of 32 lines at a time, and a
+// thread 16 of its line.
 template <class Source, class Target>
 __device__ inline void read_across(const Source* source, const PackedCopy& copy, int width,
                                    int lines, Target* tile) {
   using Shape = Tile<Target, Reading::kTransposed>;
   constexpr int kChunk = Shape::kPerChunk;
-  constexpr int kChunks = kPerThread / kChunk;
-  constexpr int kWarps = kThreads / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  Source values[kChunks][kChunk];
-  // Chunk c of warp w: lines 32 * (c % 2) + lane, elements kChunk * (w + kWarps * (c / 2)) on.
+  const int line = warp % 2 * 32 + static_cast<int>(threadIdx.x) % 32;
+  const int first = warp / 2 * kPerThread;
+  const int end = line < lines ? width - first : 0;
+  const Source* from = source + line * copy.line_stride + first * copy.unit_stride;
+  Source values[kPerThread];
 #pragma unroll
-  for (int c = 0; c < kChunks; ++c) {
-    const int line = 32 * (c % 2) + lane;
-    const int first = kChunk * (warp + kWarps * (c / 2));
-    const Source* from = source + line * copy.line_stride + first * copy.unit_stride;
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      const bool inside = line < lines && first + i < width;
-      values[c][i] = inside ? from[i * copy.unit_stride] : Source();
-    }
+  for (int i = 0; i < kPerThread; ++i, from += copy.unit_stride) {
+    values[i] = i < end ? *from : Source();
   }
 #pragma unroll
-  for (int c = 0; c < kChunks; ++c) {
-    const int line = 32 * (c % 2) + lane;
-    const int first = kChunk * (warp + kWarps * (c / 2));
+  for (int i = 0; i < kPerThread; i += kChunk) {
     alignas(16) Target converted[kChunk];
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) converted[i] = convert(values[c][i], Target());
-    *reinterpret_cast<uint4*>(tile + line * Shape::kPitch + first) =
+    for (int j = 0; j < kChunk; ++j) converted[j] = convert(values[i + j], Target());
+    *reinterpret_cast<uint4*>(tile + line * Shape::kPitch + first + i) =
         *reinterpret_cast<const uint4*>(converted);
   }
 }
@@ -169,7 +161,8 @@ __device__ inline void pack_tile(const PackParams::Operand& operand, int64_t ind
 }
 
 template <class Source, class Target>
-__global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ PackParams params) {
+__global__ void __launch_bounds__(kThreads, kCtasPerSm)
+    pack_kernel(const __grid_constant__ PackParams params) {
   __shared__ alignas(16) Target tile[kSharedElements<Target>];
   // The kernel that reads the packed operands may start, up to its wait for this one.
   ptx::griddepcontrol_launch_dependents();
@@ -194,8 +187,7 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
 }
 
 PackParams::Operand operand_of(const PackedCopy& copy) {
-  const bool across = copy.unit_stride > 1 && copy.line_stride < copy.unit_stride;
-  const Reading reading = across                                          ? Reading::kTransposed
+  const Reading reading = copy.unit_stride != 1                           ? Reading::kTransposed
                           : copy.width > tile_width(Reading::kNarrow) * 2 ? Reading::kWide
                                                                           : Reading::kNarrow;
   const auto tiles = [](int64_t size, int tile) { return (size + tile - 1) / tile; };
