@@ -215,7 +215,7 @@ KernelEntry sm90_entry() {
           launch_sm90};
 }
 
-// wgmma knows no transposed TF32 operands, so other layouts stay with mma_sync.
+// wgmma knows no transposed TF32 operands.
 KernelEntry sm90_tf32_entry() {
   KernelEntry entry = sm90_entry();
   entry.name = "sm90_tf32";
