@@ -167,11 +167,11 @@ class Config:
         )
 
     def operand(self, matrix: Tensor) -> Tensor:
-        """The same matrix, where the configuration needs it with an odd leading stride."""
+        """The same matrix or matrices, with an odd leading stride where the configuration needs it."""
         if not self.promise.packs:
             return matrix
-        columns = matrix.shape[1]
-        return torch.nn.functional.pad(matrix, (0, 1 + columns % 2))[:, :columns]
+        columns = matrix.shape[-1]
+        return torch.nn.functional.pad(matrix, (0, 1 + columns % 2))[..., :columns]
 
 
 def chunk(mode: str) -> int:
