@@ -14,6 +14,7 @@ from fnmatch import fnmatch
 
 import torch
 from problems import ALIGNMENTS, EPILOGUES, LAYOUTS, MODES, Case
+from torch import Tensor
 
 from torch_gemm import _library
 
@@ -31,6 +32,8 @@ class Promise:
     whole_chunks: bool = False
     # With one k, or none, operands in any layout may count as K-major.
     one_k_in_any_layout: bool = False
+    # Of all these, only problems with an operand that TMA cannot read as it is.
+    packs: bool = False
 
 
 # By the name of the kernel and its configuration; the first pattern that matches counts.
@@ -48,6 +51,10 @@ PROMISES = {
     "wgmma:*_staged": Promise(("fp16", "bf16", "fp32/bf16", "fp32/fp16")),
     "sm90:*": Promise(("fp16", "bf16"), aligned=True),
     "sm90_tf32:*": Promise(("fp32/tf32",), layouts=("nt",), aligned=True, one_k_in_any_layout=True),
+    "sm90_packed:*": Promise(
+        ("fp32/bf16", "fp32/fp16", "fp32/tf32", "fp16", "bf16"),
+        packs=True,
+    ),
     "wgmma:*": Promise(("fp16", "bf16"), aligned=True),
     "simt:*_staged": Promise(("fp16", "bf16", "fp32")),
     "simt:*": Promise(("fp32",)),
@@ -63,6 +70,24 @@ def contiguous_sizes(case: Case) -> set[str]:
     if case.k == 0 and case.n == 1:
         names.add("n")  # without elements, one column is as good as a row: it counts as row-major
     return names
+
+
+def has_to_be_packed(case: Case) -> bool:
+    """Whether TMA cannot read one of the operands as it is, in the type that is multiplied."""
+    if case.mode in ("fp32/bf16", "fp32/fp16"):
+        return True
+    alignment = ALIGNMENTS[case.alignment]
+    for mn, k_major in ((case.m, case.layout[0] == "n"), (case.n, case.layout[1] == "t")):
+        lines = mn if k_major else case.k
+        # Neither the stride of a dimension of size 1 nor the address of nothing counts.
+        if alignment.odd_stride and lines > 1:
+            return True
+        if alignment.offset % chunk(case.mode) != 0 and mn * case.k > 0:
+            return True
+        # wgmma reads TF32 along K alone.
+        if case.mode == "fp32/tf32" and not k_major and max(mn, case.k) > 1:
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -117,7 +142,10 @@ class Config:
         )
 
     def fit(self, case: Case) -> Case:
-        """The case with the next larger sizes that it promises to run."""
+        """The next case that it promises to run: with larger sizes, or with less aligned operands."""
+        if self.promise.packs and not has_to_be_packed(case):
+            unaligned = [dataclasses.replace(case, alignment=a) for a in ("offset 1", "odd stride")]
+            return next(filter(has_to_be_packed, unaligned), case)
         if not self.promise.whole_chunks:
             return case
         step = chunk(case.mode)
@@ -135,7 +163,15 @@ class Config:
             and (free or outs <= set(self.out_layouts(case.layout)))
             and case.alignment in self.alignments(case.mode)
             and case == self.fit(case)
+            and (has_to_be_packed(case) or not self.promise.packs)
         )
+
+    def operand(self, matrix: Tensor) -> Tensor:
+        """The same matrix or matrices, with an odd leading stride where the configuration needs it."""
+        if not self.promise.packs:
+            return matrix
+        columns = matrix.shape[-1]
+        return torch.nn.functional.pad(matrix, (0, 1 + columns % 2))[..., :columns]
 
 
 def chunk(mode: str) -> int:

@@ -237,6 +237,47 @@ def test_one_column_without_elements_counts_as_row_major():
     assert config("mma_sync:64x64").fit(Case(65, 33, 0)) == Case(65, 33, 0)
 
 
+def test_what_has_to_be_packed():
+    needs = promises.has_to_be_packed
+    case = Case(48, 56, 64, "bf16")
+    for layout in LAYOUTS:
+        half = dataclasses.replace(case, layout=layout)
+        unaligned = {
+            name for name in ALIGNMENTS if needs(dataclasses.replace(half, alignment=name))
+        }
+        assert unaligned == {"odd stride", "offset 1", "offset 2", "offset 4"}
+        tf32 = dataclasses.replace(half, mode="fp32/tf32")
+        assert needs(tf32) == (layout != "nt")
+        assert needs(dataclasses.replace(half, mode="fp32/fp16"))
+    assert not needs(Case(48, 56, 64, "fp32/tf32", alignment="offset 4"))
+    # A single row has no stride, and nothing has no address.
+    assert not needs(Case(1, 1, 64, "fp16", alignment="odd stride"))
+    assert needs(Case(1, 2, 64, "fp16", alignment="odd stride"))
+    assert needs(Case(1, 1, 64, "fp16", alignment="offset 1"))
+    assert not needs(Case(1, 1, 0, "fp16", alignment="offset 1"))
+
+
+def test_configurations_that_pack_are_given_something_to_pack():
+    packs = config("sm90_packed:128x128")
+    case = Case(48, 56, 64, "bf16")
+    assert not packs.runs(case)
+    fitted = packs.fit(case)
+    assert packs.runs(fitted)
+    assert fitted == dataclasses.replace(case, alignment="offset 1")
+    full = dataclasses.replace(case, mode="fp32/bf16")
+    assert packs.fit(full) == full
+    assert packs.runs(full)
+    nothing = Case(1, 1, 0, "bf16")
+    assert packs.fit(nothing) == nothing
+    assert not packs.runs(nothing)
+    for columns in (7, 8):
+        matrix = torch.randn(3, columns)
+        odd = packs.operand(matrix)
+        assert torch.equal(odd, matrix)
+        assert odd.stride(0) % 2 == 1
+        assert config("sm90:128x128").operand(matrix) is matrix
+
+
 def test_every_configuration_promises_something():
     assert [str(config) for config in promises.CONFIGS if not config.modes] == []
 

@@ -557,3 +557,27 @@ def test_sm90_is_what_it_says(kernels: list[Kernel]) -> None:
                     yield f"{kernel}: no {what}"
 
     _report(complaints())
+
+
+def test_pack_reads_any_alignment_and_writes_16_bytes(kernels: list[Kernel]) -> None:
+    if "sm_90a" not in {kernel.architecture for kernel in kernels}:
+        pytest.skip("PACK NOT CHECKED: this build has no sm_90a")
+
+    def complaints() -> Iterator[str]:
+        for kernel in _named(kernels, "pack_kernel"):
+            element = r"\.U16" if "unsigned short" in kernel.name else ""
+            loads = kernel.count(GLOBAL_LOAD)
+            # Three ways to read a tile, 16 elements a thread each.
+            if loads != 3 * 16 or kernel.count(rf"LDG\.E{element}$") != loads:
+                yield f"{kernel}: {loads} global loads, not 48 of one element"
+            stores = kernel.count(r"STG\.")
+            if not stores or kernel.count(r"STG\.E\.128") != stores:
+                yield f"{kernel}: not every global store is 128 bits wide"
+            if kernel.count(SHARED_LOAD) != kernel.count(WIDE_SHARED_LOAD):
+                yield f"{kernel}: not every read of shared memory is 128 bits wide"
+            # griddepcontrol.wait comes before any access to memory.
+            waits, accesses = kernel.where("ACQBULK"), kernel.where(r"(LDG|STG)\.")
+            if not waits or min(waits) > min(accesses) or not kernel.count("PREEXIT"):
+                yield f"{kernel}: no programmatic dependent launch"
+
+    _report(complaints())

@@ -9,12 +9,19 @@ namespace tgemm {
 // A kernel joins the library by one row here.
 std::span<const KernelEntry> kernel_table() {
   static const KernelEntry table[] = {
-      sm90_entry(),         sm90_tf32_entry(),
-      mma_sync_entry(),     simt_entry(),
-      naive_entry(),        tiled_entry(),
-      tiled_padded_entry(), tiled_vectorized_entry(),
-      wmma_entry(),         wmma_double_buffered_entry(),
-      volta_mma_entry(),    wgmma_entry(),
+      sm90_entry(),
+      sm90_tf32_entry(),
+      sm90_packed_entry(),
+      mma_sync_entry(),
+      simt_entry(),
+      naive_entry(),
+      tiled_entry(),
+      tiled_padded_entry(),
+      tiled_vectorized_entry(),
+      wmma_entry(),
+      wmma_double_buffered_entry(),
+      volta_mma_entry(),
+      wgmma_entry(),
   };
   return table;
 }

@@ -1,5 +1,7 @@
 #include "device/params.hpp"
+#include "gemm/packing.hpp"
 #include "gemm/plan.hpp"
+#include "kernels/pack.hpp"
 #include "kernels/split_k_reduce.hpp"
 
 namespace tgemm {
@@ -13,6 +15,16 @@ bool vectorises(const Matrix& matrix) {
     if (stride % 4 != 0) return false;
   }
   return true;
+}
+
+// The kernel, and what adds up its partial sums, on the problem that the kernel sees.
+std::string launch_gemm(const Plan& plan, const Problem& problem, const Operands& operands,
+                        CUstream_st* stream) {
+  std::string error = plan.kernel->launch(plan, problem, operands, {.stream = stream});
+  if (error.empty() && plan.split_k > plan.config->max_cluster_split) {
+    error = launch_split_k_reduce(make_params(plan, problem, operands), stream);
+  }
+  return error;
 }
 
 }  // namespace
@@ -74,16 +86,17 @@ std::string launch(const Plan& plan, const Problem& problem, const Operands& ope
     params.split_k = 0;
     return launch_split_k_reduce(params, stream);
   }
-  std::string error = plan.kernel->launch(plan, problem, operands, {.stream = stream});
-  if (error.empty() && plan.split_k > plan.config->max_cluster_split) {
-    error = launch_split_k_reduce(make_params(plan, problem, operands), stream);
-  }
-  return error;
+  if (!plan.packing.any()) return launch_gemm(plan, problem, operands, stream);
+  const std::string error = launch_pack(packed_copies(problem, plan.packing, operands), stream);
+  if (!error.empty()) return error;
+  return launch_gemm(plan, packed(problem, plan.packing),
+                     packed_operands(problem, plan.packing, operands), stream);
 }
 
 std::optional<Resources> resources(const Plan& plan, const Problem& problem) {
   Resources found;
-  const std::string error = plan.kernel->launch(plan, problem, {}, {.resources = &found});
+  const std::string error =
+      plan.kernel->launch(plan, packed(problem, plan.packing), {}, {.resources = &found});
   if (!error.empty()) return std::nullopt;
   return found;
 }

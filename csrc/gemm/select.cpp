@@ -2,6 +2,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "gemm/packing.hpp"
 #include "gemm/plan.hpp"
 
 namespace tgemm {
@@ -12,6 +13,8 @@ constexpr int64_t kMinKPerSplit = 128;
 constexpr int kSplitCandidates[] = {2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128};
 // Partial sums beyond this no longer stay in L2 and cost more than they save (bytes).
 constexpr double kMaxAutomaticWorkspace = 64e6;
+// A copy of an operand that takes more memory is a surprise, whatever time it saves (bytes).
+constexpr int64_t kMaxAutomaticPacking = int64_t{4} << 30;
 
 struct Force {
   std::string_view kernel;
@@ -54,7 +57,7 @@ Force parse_force(std::string_view text) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-size_t workspace_bytes(const Problem& problem, const TileConfig& config, int split_k) {
+size_t partial_sums_bytes(const Problem& problem, const TileConfig& config, int split_k) {
   if (split_k <= config.max_cluster_split) return 0;
   const size_t pitch = static_cast<size_t>(ceil_div(problem.n, 4) * 4);
   return sizeof(float) * split_k * problem.batch_count() * problem.m * pitch;
@@ -67,6 +70,17 @@ std::string names(std::span<const KernelEntry> table) {
     text += entry.name;
   }
   return text;
+}
+
+// Why a row of the table cannot run the problem in any configuration, or null.
+const char* row_rejects(const KernelEntry& entry, const Problem& problem, bool forced,
+                        int64_t packed_bytes) {
+  if (problem.gated && (!entry.gated || entry.packs)) return "it multiplies one weight";
+  if (packed_bytes >= kMaxPackedBytes) return "its packed operands would not fit in any memory";
+  if (!forced && packed_bytes > kMaxAutomaticPacking) {
+    return "its packed operands would take more than 4 GiB";
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -100,20 +114,32 @@ Selection select(const Problem& problem, const Device& device, std::string_view 
     const bool forced = !force.kernel.empty();
     if (forced ? entry.name != force.kernel : !entry.automatic) continue;
     if (forced) named = &entry;
+    const Packing packing = entry.packs ? entry.packs(problem) : Packing{};
+    const int64_t packed_bytes = packed_offsets(problem, packing).end;
+    const Problem seen = packed(problem, packing);  // by the kernel
+    const double packed_us = packing_us(problem, packing, device);
+    const char* row_reason = row_rejects(entry, problem, forced, packed_bytes);
     for (const TileConfig& config : entry.configs) {
       if (!force.config.empty() && config.name != force.config) continue;
       config_exists = true;
-      const char* reason = problem.gated && !entry.gated ? "it multiplies one weight"
-                                                         : entry.rejects(problem, device, config);
-      if (!reason && force.split_k > 1 && !entry.splits_k) reason = "it cannot split K";
+      const char* reason = row_reason ? row_reason : entry.rejects(seen, device, config);
+      if (!reason && entry.packs && !packing.any()) reason = "it has no operand to pack";
+      // The sums of two weights have to meet before anything is added to either.
+      const bool splits_k = entry.splits_k && !problem.gated;
+      if (!reason && force.split_k > 1 && !splits_k) reason = "it cannot split K";
       if (reason) {
         last_reason = reason;
-        if (report) report->push_back({{&entry, &config, 1, 0, 0.0}, reason});
+        if (report) report->push_back({{&entry, &config, 1, 0, 0.0, {}}, reason});
         continue;
       }
       const auto consider = [&](int split_k) {
-        Plan plan{&entry, &config, split_k, workspace_bytes(problem, config, split_k), 0.0};
-        plan.predicted_us = entry.cost_us(problem, device, config, split_k);
+        const Plan plan{.kernel = &entry,
+                        .config = &config,
+                        .split_k = split_k,
+                        .workspace_bytes = static_cast<size_t>(packed_bytes) +
+                                           partial_sums_bytes(problem, config, split_k),
+                        .predicted_us = packed_us + entry.cost_us(seen, device, config, split_k),
+                        .packing = packing};
         if (report) report->push_back({plan, {}});
         if (!best || plan.predicted_us < best->predicted_us) best = plan;
       };
@@ -122,14 +148,15 @@ Selection select(const Problem& problem, const Device& device, std::string_view 
         continue;
       }
       consider(1);
-      if (!entry.splits_k) continue;
+      if (!splits_k) continue;
       // Splitting helps only while the tiles leave SMs idle.
       const int64_t tiles = ceil_div(problem.m, config.block_m) *
                             ceil_div(problem.n, config.block_n) * problem.batch_count();
       const int64_t slots = int64_t{device.sm_count} * config.ctas_per_sm;
       for (int split_k : kSplitCandidates) {
         if (tiles * split_k > slots || problem.k < split_k * kMinKPerSplit) break;
-        if (static_cast<double>(workspace_bytes(problem, config, split_k)) > kMaxAutomaticWorkspace)
+        if (static_cast<double>(partial_sums_bytes(problem, config, split_k)) >
+            kMaxAutomaticWorkspace)
           break;
         consider(split_k);
       }

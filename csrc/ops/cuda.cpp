@@ -450,9 +450,11 @@ Lowered lower_for_plan(const Request& request, const Checked& checked, bool* cop
   return lowered;
 }
 
-// {"problem", "plan", "predicted_us", "workspace_bytes", "resources", "error", "candidates":
-// [{"plan", "predicted_us"} or {"plan", "reason"}]}; members that do not apply are left out.
-Json selection_json(const Problem& problem, const Device& device, std::string_view force) {
+// {"problem", "plan", "predicted_us", "workspace_bytes", "packing", "resources", "error",
+// "candidates": [{"plan", "predicted_us"} or {"plan", "reason"}]}; members that do not apply are
+// left out. `swapped`: the problem's operands are not in the order of the op's.
+Json selection_json(const Problem& problem, bool swapped, const Device& device,
+                    std::string_view force) {
   std::vector<Candidate> candidates;
   const Selection selection = select(problem, device, force, &candidates);
   Json json = Json::object();
@@ -461,6 +463,13 @@ Json selection_json(const Problem& problem, const Device& device, std::string_vi
     json.member("plan", to_string(*selection.plan))
         .member("predicted_us", selection.plan->predicted_us)
         .member("workspace_bytes", selection.plan->workspace_bytes);
+    if (const Packing packing = selection.plan->packing; packing.any()) {
+      // The problem's operands: of a column-major out, those of its transpose.
+      Json names = Json::array();
+      if (packing.a) names.element(swapped ? "b" : "a");
+      if (packing.b) names.element(swapped ? "a" : "b");
+      json.member("packing", names);
+    }
     if (const auto taken = resources(*selection.plan, problem)) {
       json.member("resources", resources_json(*taken));
     }
@@ -495,7 +504,7 @@ std::string plan_json(Request& request) {
   const CurrentDevice current(request.a.device_index);
   bool copies = false;
   const Lowered lowered = lower_for_plan(request, checked, &copies);
-  return selection_json(lowered.problem, device, request.force_kernel.view())
+  return selection_json(lowered.problem, lowered.swapped, device, request.force_kernel.view())
       .member("copies", copies)
       .str();
 }
@@ -519,9 +528,9 @@ std::string linear_glu_plan_json(Request& request) {
   }
   const std::string_view force = request.force_kernel.view();
   return json.member("copies", copies)
-      .member("whole", selection_json(lowered.problem, device, force))
-      .member("gate", selection_json(choice.steps.gate, device, force))
-      .member("up", selection_json(choice.steps.up, device, force))
+      .member("whole", selection_json(lowered.problem, lowered.swapped, device, force))
+      .member("gate", selection_json(choice.steps.gate, lowered.swapped, device, force))
+      .member("up", selection_json(choice.steps.up, lowered.swapped, device, force))
       .str();
 }
 

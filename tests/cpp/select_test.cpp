@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/params.hpp"
+#include "gemm/packing.hpp"
 #include "gemm/plan.hpp"
 
 namespace tgemm {
@@ -129,7 +130,8 @@ TEST(Select, HalfPrecisionRunsOnTensorCores) {
                 hopper ? "sm90" : "mma_sync");
       EXPECT_NE(chosen(linear_problem(1, 4096, 4096, dtype), device), "simt");
       // Rows of an odd length: TMA cannot read them.
-      EXPECT_EQ(chosen(linear_problem(4096, 4096, 4095, dtype), device), "mma_sync");
+      EXPECT_EQ(chosen(linear_problem(4096, 4096, 4095, dtype), device),
+                hopper ? "sm90_packed" : "mma_sync");
     }
   }
 }
@@ -167,7 +169,7 @@ TEST(Select, LowerPrecisionsOfFloat32RunOnTensorCores) {
   for (Precision precision : {Precision::kTf32, Precision::kBf16, Precision::kFp16}) {
     SCOPED_TRACE(to_string(precision));
     EXPECT_EQ(chosen(linear_problem(4096, 4096, 4096, DType::kFloat32, precision), h200()),
-              precision == Precision::kTf32 ? "sm90_tf32" : "mma_sync");
+              precision == Precision::kTf32 ? "sm90_tf32" : "sm90_packed");
     EXPECT_EQ(chosen(linear_problem(511, 513, 127, DType::kFloat32, precision), a100()),
               "mma_sync");
   }
@@ -415,6 +417,132 @@ TEST(SplitK, SlicesCoverKExactlyOnceInWholeTiles) {
       EXPECT_GE(params.workspace_pitch, problem.n);
     }
   }
+}
+
+// --- Packed operands
+// -----------------------------------------------------------------------------------
+
+Problem b_row_major(Problem problem) {
+  std::swap(problem.b.row_stride, problem.b.col_stride);
+  problem.b.row_stride = problem.n;
+  return problem;
+}
+
+Problem a_transposed(Problem problem) {
+  problem.a.row_stride = 1;
+  problem.a.col_stride = problem.m;
+  return problem;
+}
+
+TEST(Packing, WhatTmaCannotReadIsPackedAndNothingElse) {
+  const auto bf16 = [](int64_t m, int64_t n, int64_t k) {
+    return linear_problem(m, n, k, DType::kBFloat16);
+  };
+  const auto fp32 = [](Precision precision) {
+    return linear_problem(2048, 4096, 4096, DType::kFloat32, precision);
+  };
+  Problem address = bf16(1024, 4096, 4096);
+  address.a.address_alignment = 8;
+  Problem strided = bf16(1024, 4096, 4096);
+  strided.b = {DType::kBFloat16, 2, 8192, {}, 16};
+  Problem batched = bf16(1024, 1024, 4096);
+  batched.batch_dims = 1;
+  batched.batch_size = {4};
+  batched.a.batch_stride = {1024 * 4096};
+  batched.b.batch_stride = {1024 * 4096 + 4};
+  batched.out.batch_stride = {1024 * 1024};
+  const std::pair<Problem, Packing> cases[] = {
+      {bf16(1024, 4096, 4095), {true, true}},
+      {bf16(1021, 2039, 4093), {true, true}},
+      {b_row_major(bf16(1024, 4097, 4096)), {false, true}},
+      {a_transposed(bf16(100, 4096, 4096)), {true, false}},
+      {address, {true, false}},
+      {strided, {false, true}},
+      {batched, {false, true}},
+      {fp32(Precision::kBf16), {true, true}},
+      {fp32(Precision::kFp16), {true, true}},
+      {b_row_major(fp32(Precision::kTf32)), {false, true}},
+      {a_transposed(fp32(Precision::kTf32)), {true, false}},
+      {linear_problem(2048, 4096, 4095, DType::kFloat32, Precision::kTf32), {true, true}},
+  };
+  for (const auto& [problem, packing] : cases) {
+    SCOPED_TRACE(to_string(problem));
+    const Selection selection = select(problem, h200());
+    ASSERT_TRUE(selection.plan);
+    EXPECT_EQ(selection.plan->kernel->name, "sm90_packed");
+    EXPECT_EQ(selection.plan->packing.a, packing.a);
+    EXPECT_EQ(selection.plan->packing.b, packing.b);
+    EXPECT_GT(selection.plan->predicted_us, packing_us(problem, packing, h200()));
+    EXPECT_EQ(chosen(problem, a100()), "mma_sync");
+  }
+}
+
+TEST(Packing, IsNotDoneWhereItCostsMoreThanItSaves) {
+  // The copy of the weight takes longer than the product, which mma_sync can read as it is.
+  EXPECT_EQ(
+      chosen(b_row_major(linear_problem(1, 4096, 4096, DType::kFloat32, Precision::kTf32)), h200()),
+      "mma_sync");
+  // N alone is odd: only the outputs are affected.
+  EXPECT_EQ(chosen(f16(1024, 4097, 4096), h200()), "sm90");
+}
+
+TEST(Packing, IsRefusedWhereNothingHasToBePacked) {
+  EXPECT_CONTAINS(refusal(f16(512, 512, 512), h200(), "sm90_packed"), "no operand to pack");
+  EXPECT_CONTAINS(refusal(linear_problem(512, 512, 512, DType::kFloat32, Precision::kTf32), h200(),
+                          "sm90_packed"),
+                  "no operand to pack");
+  EXPECT_CONTAINS(refusal(f32(512, 512, 511), h200(), "sm90_packed"), "TF32");
+  EXPECT_CONTAINS(refusal(f16(512, 512, 511), a100(), "sm90_packed"), "9.0");
+}
+
+TEST(Packing, OfGatedProductsIsRefused) {
+  Problem problem = f16(512, 512, 511);
+  problem.gated = true;
+  problem.up = problem.b;
+  EXPECT_CONTAINS(refusal(problem, h200(), "sm90_packed"), "one weight");
+}
+
+TEST(Packing, SharesTheWorkspaceWithPartialSums) {
+  const Problem problem = f16(100, 101, 8191);
+  const auto bytes = [&](const std::string& force) {
+    const Selection selection = select(problem, h200(), force);
+    EXPECT_TRUE(selection.plan) << selection.error;
+    return selection.plan ? selection.plan->workspace_bytes : 0;
+  };
+  const size_t packed = size_t{201} * 8192 * 2;
+  EXPECT_EQ(bytes("sm90_packed:128x128_pingpong,split_k=1"), packed);
+  EXPECT_EQ(bytes("sm90_packed:128x128,split_k=2"), packed) << "adds up within a cluster";
+  EXPECT_EQ(bytes("sm90_packed:128x128_pingpong,split_k=3"), packed + 3 * 100 * 104 * 4);
+}
+
+TEST(Packing, TakesALotOfMemoryOnlyWhenForced) {
+  // An activation that is one row, expanded.
+  Problem problem = f16(1 << 20, 4096, 4095);
+  problem.a.row_stride = 0;
+  EXPECT_EQ(chosen(problem, h200()), "mma_sync");
+  const Selection forced = select(problem, h200(), "sm90_packed");
+  ASSERT_TRUE(forced.plan) << forced.error;
+  EXPECT_GT(forced.plan->workspace_bytes, size_t{8} << 30);
+  problem.m = int64_t{1} << 30;
+  problem.n = int64_t{1} << 30;
+  problem.k = (int64_t{1} << 30) - 1;
+  EXPECT_CONTAINS(refusal(problem, h200(), "sm90_packed"), "memory");
+}
+
+TEST(Packing, OfMoreBatchDimensionsThanAMapHasWorksWhereTheyCanBeMerged) {
+  Problem problem = f16(128, 128, 128);
+  problem.batch_dims = 4;
+  problem.batch_size = {2, 3, 4, 5};
+  problem.out.batch_stride = {60 << 14, 20 << 14, 5 << 14, 1 << 14};
+  problem.b.batch_stride = problem.out.batch_stride;
+  problem.a.batch_stride = {1 << 14, 2 << 14, 6 << 14, 24 << 14};  // in reverse order
+  EXPECT_CONTAINS(refusal(problem, h200(), "sm90"), "TMA cannot read a");
+  const Selection merged = select(problem, h200(), "sm90_packed");
+  ASSERT_TRUE(merged.plan) << merged.error;
+  EXPECT_TRUE(merged.plan->packing.a);
+  // An output in that order keeps them apart.
+  problem.out.batch_stride = {1 << 14, 2 << 14, 6 << 14, 24 << 14};
+  EXPECT_CONTAINS(refusal(problem, h200(), "sm90_packed"), "TMA cannot read a");
 }
 
 // --- What reaches the kernels

@@ -51,15 +51,21 @@ def runs_of(config: Config) -> list[tuple[Case, bool]]:
         strided = "odd stride" in config.alignments(mode)
         for j, layout in enumerate(layouts):
             case = Case(71, 75, 83, mode, layout, force_kernel=str(config))
-            chosen.append((config.fit(case), strided and (i + j) % 2 == 1))
+            odd = strided and ((i + j) % 2 == 1 or config.promise.packs)
+            chosen.append((config.fit(case), odd))
     if config.splits_k:
         split = Case(71, 75, 83, config.modes[0], "nn", force_kernel=config.force(2))
-        chosen.append((config.fit(split), False))
+        chosen.append((config.fit(split), config.promise.packs))
     return chosen
 
 
 # One of each schedule: the others of these kernels differ in numbers alone.
-SCHEDULES = ("sm90:128x128_pingpong_cluster", "sm90:128x256_cluster", "sm90:128x128")
+SCHEDULES = (
+    "sm90:128x128_pingpong_cluster",
+    "sm90:128x256_cluster",
+    "sm90:128x128",
+    "sm90_packed:128x128",
+)
 
 
 def main() -> None:

@@ -260,6 +260,34 @@ def test_gated_products_on_two_streams(randn):
         assert all(torch.equal(out, truth) for out in outs)
 
 
+@pytest.mark.parametrize("mode", ["fp16", "fp32/tf32", "fp32/bf16"])
+@pytest.mark.parametrize("split_k", [1, 3])
+def test_packed_batches(mode: str, split_k: int, device: str):
+    how = problems.MODES[mode]
+    force = f"sm90_packed:128x128_pingpong,split_k={split_k}"
+
+    def operand(*sizes: int) -> Tensor:
+        return problems.without_ties(torch.randn(sizes, device=device)).to(how.dtype)
+
+    # Repeated, in another order, and more dimensions than a tensor map has.
+    for a, b in (
+        (operand(4, 1, 6, 33, 385), operand(5, 6, 385, 40)),
+        (operand(6, 4, 33, 385).transpose(0, 1), operand(4, 6, 40, 385).mT),
+        (operand(33, 385), operand(7, 385, 41)),
+        (operand(5, 4, 3, 2, 33, 385).permute(3, 2, 1, 0, 4, 5), operand(2, 3, 4, 5, 385, 40)),
+    ):
+        out = tgemm.matmul(a, b, precision=how.precision, force_kernel=force)
+        assert_product(out, a, b, mode, kernel=force)
+
+
+def test_the_plan_says_what_is_packed(randn):
+    options = {"precision": None, "force_kernel": "sm90_packed"}
+    a, odd = randn(64, 128), randn(128, 65)
+    assert json.loads(tgemm._plan(a, odd, **options))["packing"] == ["b"]
+    assert json.loads(tgemm._plan(odd.mT, a.mT, **options))["packing"] == ["a"]
+    assert "packing" not in json.loads(tgemm._plan(a, a.mT))
+
+
 # --- Sizes -----------------------------------------------------------------------------------------
 
 
@@ -268,15 +296,16 @@ def test_batch_of_70000(dtype: torch.dtype, randn, count_problems):
     a, b = randn(70000, 8, 8, dtype=dtype), randn(70000, 8, 8, dtype=dtype)
     assert_product(tgemm.matmul(a, b), a, b)
     configs = running("fp16" if dtype is HALF else "fp32")
-    for force in map(str, configs):
-        assert_product(tgemm.matmul(a, b, force_kernel=force), a, b, kernel=force)
+    for config in configs:
+        force, operand = str(config), config.operand(a)
+        assert_product(tgemm.matmul(operand, b, force_kernel=force), a, b, kernel=force)
     count_problems(70000 * (1 + len(configs)))
 
 
 @pytest.mark.parametrize("config", running("fp16"), ids=str)
 def test_rows_and_columns_past_2_to_the_21(config: Config, randn):
     force = str(config)
-    tall, small = randn(2**21 + 77, 16), randn(16, 8)
+    tall, small = config.operand(randn(2**21 + 77, 16)), randn(16, 8)
     assert_product(tgemm.matmul(tall, small, force_kernel=force), tall, small, kernel=force)
     few, wide = randn(8, 16), tall.mT
     assert_product(tgemm.matmul(few, wide, force_kernel=force), few, wide, kernel=force)
@@ -302,11 +331,14 @@ def sample(rows: int) -> list[int]:
 def test_operands_past_2_to_the_31(config: Config, huge: Tensor, randn):
     force = str(config)
     rows = sample(len(huge))
-    b = randn(4096, 16)
+    if config.promise.packs:  # the last 4095 columns, at addresses that are not aligned
+        huge = huge[:, 1:]
+    columns = huge.shape[1]
+    b = randn(columns, 16)
     out = tgemm.matmul(huge, b, force_kernel=force)
     assert_product(out[rows], huge[rows], b, kernel=force)
     # The same as the second operand, and along K.
-    a = randn(16, 4096)
+    a = randn(16, columns)
     out = tgemm.matmul(a, huge.mT, force_kernel=force)
     assert_product(out[:, rows], a, huge[rows].mT, kernel=force)
     k = len(huge) // 8 * 8
@@ -322,7 +354,7 @@ def test_operands_past_2_to_the_31(config: Config, huge: Tensor, randn):
 @pytest.mark.parametrize("config", running("fp16"), ids=str)
 def test_outputs_past_2_to_the_31(config: Config, huge: Tensor, randn):
     force = str(config)
-    a, b = huge[:, :16], randn(16, 4096)
+    a, b = huge[:, :16], config.operand(randn(16, 4096))
     out = torch.full_like(huge, math.nan)
     tgemm.matmul.out(a, b, out=out, force_kernel=force)
     rows = sample(len(huge))
@@ -330,7 +362,7 @@ def test_outputs_past_2_to_the_31(config: Config, huge: Tensor, randn):
     assert not out.sum(1, dtype=torch.float32).isnan().any()
     # Column-major, and with a residual as large as the output.
     flipped = out.view(4096, -1).mT
-    weight = randn(4096, 16)
+    weight = config.operand(randn(4096, 16))
     truth = a[rows].double() @ weight.mT.double() + flipped[rows].double()
     tgemm.linear.out(a, weight, None, flipped, out=flipped, force_kernel=force)
     torch.testing.assert_close(flipped[rows].double(), truth, rtol=1e-3, atol=1e-3)
@@ -340,7 +372,8 @@ def test_outputs_past_2_to_the_31(config: Config, huge: Tensor, randn):
 @pytest.mark.parametrize("config", running("fp16"), ids=str)
 def test_batch_strides_past_2_to_the_31(config: Config, huge: Tensor, randn):
     force = str(config)
-    a = huge.view(-1).as_strided((3, 70, 64), (2**30, 4096, 1))
+    offset = 1 if config.promise.packs else 0
+    a = huge.view(-1).as_strided((3, 70, 64), (2**30, 4096, 1), offset)
     b = randn(64, 48)
     out = tgemm.matmul(a, b.expand(3, 64, 48), force_kernel=force)
     assert_product(out, a, b.expand(3, 64, 48), kernel=force)
@@ -476,10 +509,13 @@ def test_fallback_policy(dtype: torch.dtype, fallback_policy, randn):
 # --- Streams, graphs, devices ----------------------------------------------------------------------
 
 
-def test_two_streams_at_once(randn):
+@pytest.mark.parametrize(
+    ("force", "k"),
+    [("mma_sync:64x64,split_k=4", 2048), ("sm90_packed:128x128_pingpong,split_k=4", 2047)],
+)
+def test_two_streams_at_once(force: str, k: int, randn):
     # Both split K, so that each needs a workspace of its own.
-    force = "mma_sync:64x64,split_k=4"
-    work = [(randn(256, 2048), randn(2048, 256)) for _ in range(2)]
+    work = [(randn(256, k), randn(k, 256)) for _ in range(2)]
     expected = [tgemm.matmul(a, b, force_kernel=force) for a, b in work]
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in work]
@@ -554,8 +590,9 @@ for kernel in torch_gemm.kernels():
         tensors, precision = half, None
         if kernel["name"] == "simt" and not config["name"].endswith("_staged"):
             tensors, precision = (x, weight, bias), "ieee"
-        if kernel["name"] == "sm90_tf32":
-            tensors, precision = (x, weight, bias), "tf32"
+        if kernel["name"] in ("sm90_tf32", "sm90_packed"):
+            tensors = (x, weight, bias)
+            precision = "tf32" if kernel["name"] == "sm90_tf32" else "fp16"
         calls.append((tensors, precision, force))
         if kernel["splits_k"]:
             calls.append((tensors, precision, force + ",split_k=3"))
@@ -641,7 +678,7 @@ def test_wrappers_and_modules_follow_torchs_flags(allow_tf32, randn):
         "addmm": lambda: torch_gemm.addmm(x, x, weight),
         "nn.Linear": lambda: layer(x),
     }
-    for allowed, family in ((False, "simt"), (True, ("mma_sync", "sm90_tf32"))):
+    for allowed, family in ((False, "simt"), (True, ("mma_sync", "sm90_tf32", "sm90_packed"))):
         allow_tf32(allowed)
         for name, call in calls.items():
             torch_gemm.reset_stats()
@@ -899,7 +936,7 @@ def strided(shape: tuple[int, ...], rng, gap: int, offset: int, dtype: torch.dty
             stride += gap
     whole = torch.full((offset + stride + 16,), math.nan, device="cuda", dtype=dtype)
     window = whole.as_strided(shape, strides, offset)
-    window.copy_(torch.randn(shape, device="cuda"))
+    window.copy_(problems.without_ties(torch.randn(shape, device="cuda")))
     return window
 
 

@@ -136,9 +136,10 @@ bool fuses(const Problem& problem, const TileConfig& config, int split_k) {
 
 // Bytes that TMA moves from L2 for one row (column) of an operand: lines that are no multiple of
 // 128 bytes straddle two of L2's.
-double l2_bytes(const Matrix& matrix, int64_t line, int64_t k) {
+double l2_bytes(const Matrix& matrix, int64_t width, int64_t k) {
   const double bytes = bytes_per_element(matrix.dtype);
-  const bool whole_lines = line * bytes_per_element(matrix.dtype) % 128 == 0;
+  const int64_t pitch = std::max({width, matrix.row_stride, matrix.col_stride});
+  const bool whole_lines = pitch * bytes_per_element(matrix.dtype) % 128 == 0;
   return static_cast<double>(k) * bytes * (whole_lines ? 1.0 : 2.0);
 }
 
@@ -214,12 +215,34 @@ KernelEntry sm90_entry() {
           launch_sm90};
 }
 
-// wgmma knows no transposed TF32 operands, so other layouts stay with mma_sync.
+// wgmma knows no transposed TF32 operands.
 KernelEntry sm90_tf32_entry() {
   KernelEntry entry = sm90_entry();
   entry.name = "sm90_tf32";
   entry.description = "the same kernels on FP32 operands, rounded to TF32 by TMA";
   entry.rejects = rejects_tf32;
+  return entry;
+}
+
+// What the two rows above refuse because of types, strides or addresses.
+KernelEntry sm90_packed_entry() {
+  KernelEntry entry = sm90_entry();
+  entry.name = "sm90_packed";
+  entry.description =
+      "the same kernels on operands that are first copied to where TMA can read them";
+  entry.gated = false;
+  entry.rejects = [](const Problem& problem, const Device& device, const TileConfig& config) {
+    const bool full = problem.a.dtype == DType::kFloat32;
+    return full ? rejects_tf32(problem, device, config) : rejects(problem, device, config);
+  };
+  entry.packs = [](const Problem& problem) -> Packing {
+    const bool full = problem.a.dtype == DType::kFloat32;
+    if (full && problem.precision == Precision::kIeee) return {};
+    if (full && problem.precision == Precision::k3xTf32) return {};
+    if (full && problem.precision != Precision::kTf32) return {.a = true, .b = true};
+    return {.a = tma_rejects(problem.a, full || problem.a_k_major(), true, problem) != nullptr,
+            .b = tma_rejects(problem.b, full || problem.b_k_major(), false, problem) != nullptr};
+  };
   return entry;
 }
 

@@ -7,5 +7,6 @@ namespace tgemm {
 
 KernelEntry sm90_entry();
 KernelEntry sm90_tf32_entry();
+KernelEntry sm90_packed_entry();
 
 }  // namespace tgemm
