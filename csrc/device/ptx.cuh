@@ -109,14 +109,6 @@ __device__ inline bool elect_sync() {
   return elected != 0;
 }
 
-// 9.7.9.27.1.3 cp.async.bulk.prefetch.tensor: one box of a five-dimensional map to L2. sm_90.
-__device__ inline void prefetch_tensor_5d(const void* map, const int32_t (&at)[5]) {
-  asm volatile(
-      "cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(map),
-      "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4])
-      : "memory");
-}
-
 // 9.7.9.15 prefetch.tensormap: a tensor map among the kernel's parameters. sm_90.
 __device__ inline void prefetch_tensor_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -48,21 +48,22 @@ const char* rejects(const Matrix& matrix, const Problem& problem, int64_t width,
   return dims <= kMapBatchDims ? nullptr : "it has more batch dimensions than a tensor map";
 }
 
-CUtensorMapDataType data_type(DType dtype) {
+CUtensorMapDataType data_type(DType dtype, bool rounds) {
   switch (dtype) {
     case DType::kFloat16:
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     case DType::kBFloat16:
       return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     case DType::kFloat32:
-      return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+      return rounds ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   }
   return CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
 // Of `lines` lines of `width` adjacent elements, `pitch` elements apart, for each batch entry.
+// `rounds`: FP32 to TF32.
 std::string make_map(OperandMap& result, const GemmParams& params, const MatrixParams& matrix,
-                     int64_t width, int64_t lines, int64_t pitch, int box_lines) {
+                     int64_t width, int64_t lines, int64_t pitch, int box_lines, bool rounds) {
   const int64_t bytes = bytes_per_element(matrix.dtype);
   cuuint64_t sizes[5] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(lines), 1, 1, 1};
   // The stride of a dimension of size 1 is never used, but has to be valid.
@@ -81,8 +82,8 @@ std::string make_map(OperandMap& result, const GemmParams& params, const MatrixP
   const Encode encode = encode_function();
   if (!encode) return "the driver has no cuTensorMapEncodeTiled";
   const CUresult error =
-      encode(&result.map, data_type(matrix.dtype), 5, matrix.pointer, sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      encode(&result.map, data_type(matrix.dtype, rounds), 5, matrix.pointer, sizes, strides, box,
+             steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error == CUDA_SUCCESS) return {};
   return "the driver refused a tensor map (error " + std::to_string(error) + ")";
@@ -107,14 +108,14 @@ std::string make_operand_map(OperandMap& result, const GemmParams& params,
   const int64_t mn = is_a ? params.m : params.n;
   const int64_t mn_stride = is_a ? matrix.row_stride : matrix.col_stride;
   const int64_t k_stride = is_a ? matrix.col_stride : matrix.row_stride;
-  return k_major ? make_map(result, params, matrix, params.k, mn, mn_stride, box_mn)
+  return k_major ? make_map(result, params, matrix, params.k, mn, mn_stride, box_mn, true)
                  : make_map(result, params, matrix, mn, params.k, k_stride,
-                            128 / bytes_per_element(matrix.dtype));
+                            128 / bytes_per_element(matrix.dtype), true);
 }
 
 std::string make_output_map(OperandMap& result, const GemmParams& params,
                             const MatrixParams& matrix, int box_m) {
-  return make_map(result, params, matrix, params.n, params.m, matrix.row_stride, box_m);
+  return make_map(result, params, matrix, params.n, params.m, matrix.row_stride, box_m, false);
 }
 
 }  // namespace tgemm

@@ -30,7 +30,7 @@ const char* tma_rejects_output(const Matrix& matrix, const Problem& problem);
 std::string make_operand_map(OperandMap& result, const GemmParams& params,
                              const MatrixParams& matrix, bool is_a, bool k_major, int box_mn);
 
-// The same for a matrix of the output's shape, in boxes of `box_m` rows.
+// The same for a matrix of the output's shape, in boxes of `box_m` rows, as it is.
 std::string make_output_map(OperandMap& result, const GemmParams& params,
                             const MatrixParams& matrix, int box_m);
 

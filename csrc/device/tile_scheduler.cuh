@@ -10,6 +10,7 @@ namespace tgemm {
 
 __device__ inline BatchOffsets batch_offsets(const GemmParams& params, int64_t batch) {
   BatchOffsets offset{};
+#pragma unroll 1  // six divisions at once take more registers than some kernels have
   for (int i = params.batch_dims - 1; i >= 0; --i) {
     const int64_t outer = i == 0 ? 0 : batch / params.batch_size[i];
     const int64_t index = batch - outer * params.batch_size[i];

@@ -73,14 +73,6 @@ __device__ inline void request_box(unsigned char* to, const OperandMap& operand,
   }
 }
 
-// Brings one box of an operand to L2 alone.
-__device__ inline void prefetch_box(const OperandMap& operand, const MapCoordinates& at,
-                                    bool k_major, int32_t mn, int32_t k) {
-  const int32_t coordinates[5] = {k_major ? k : mn, k_major ? mn : k, at.batch[0], at.batch[1],
-                                  at.batch[2]};
-  ptx::prefetch_tensor_5d(&operand.map, coordinates);
-}
-
 // Asks TMA for kMn by 64 elements from (mn, k) on. K-major, they are one box; else one box for each
 // 64 rows (columns), because a box is as wide as the swizzle. `multicast` as in request_box.
 template <int kMn, bool kKMajor>

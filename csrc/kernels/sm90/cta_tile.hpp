@@ -2,20 +2,22 @@
 // device.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "device/params.hpp"
 
 namespace tgemm::sm90 {
 
-// How the two consumer warpgroups share the work: a part of every tile each, or whole tiles in
-// turn, so that one multiplies while the other is in its epilogue.
+// How the consumer warpgroups share the work: a part of every tile each, or, the two of them, whole
+// tiles in turn, so that one multiplies while the other is in its epilogue.
 enum class Schedule { kCooperative, kPingPong };
 
 // A CTA computes kBlockM x kBlockN outputs at a time; kCluster CTAs, one below the other, share the
-// columns of B: each loads its part of a tile of B for all of them.
-template <Schedule kSchedule_, int kBlockM_, int kBlockN_, int kStages_, int kCluster_ = 1>
+// columns of B: each loads its part of a tile of B for all of them. Where kCtasPerSm of them fit an
+// SM, one's epilogue hides behind the other's mainloop, and the next kernel's start behind this
+// one.
+template <Schedule kSchedule_, int kBlockM_, int kBlockN_, int kStages_, int kCluster_ = 1,
+          int kConsumers_ = 2, int kCtasPerSm_ = 1>
 struct CtaTile {
   static constexpr Schedule kSchedule = kSchedule_;
   static constexpr bool kPingPong = kSchedule == Schedule::kPingPong;
@@ -26,8 +28,13 @@ struct CtaTile {
   // Rows of tiles walked before moving to the next column of tiles. With about a hundred resident
   // CTAs this makes the footprint of a wave roughly square.
   static constexpr int kGroupM = kBlockN >= 2 * kBlockM ? 16 : 8;
-  static constexpr int kConsumers = 2;  // warpgroups
+  static constexpr int kConsumers = kConsumers_;  // warpgroups
   static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kCtasPerSm = kCtasPerSm_;
+  // The first warpgroup has an epilogue warp for each consumer; the others produce: A and B by one
+  // each, or one both.
+  static constexpr int kProducers = 4 - kConsumers;
+  static_assert(kConsumers == 2 || (kConsumers == 3 && !kPingPong));
 
   // What a consumer multiplies: kBlocks times 64 rows by kColumns. Cooperating consumers divide
   // the rows, or, of 64 rows, the columns.
@@ -36,25 +43,30 @@ struct CtaTile {
   static constexpr int kColumns = kSplitColumns ? kBlockN / kConsumers : kBlockN;
   static constexpr int kBlocks = kSplitColumns ? 1 : kBlockM / 64 / kConsumersPerTile;
   static constexpr int kSums = kBlocks * kColumns / 2;  // per thread
-  static_assert(kBlocks >= 1 && kColumns % 64 == 0 && kSums <= 192);
+  static_assert(kBlocks >= 1 && kBlocks <= 2 && kColumns % 64 == 0);
+  // Columns of two weights alternate in a tile of B, 64 at a time, so that a consumer has both
+  // factors of its outputs.
+  static constexpr bool kCanGate = kColumns % 128 == 0;
 
-  // setmaxnreg: what the producer's warpgroup gives up, the consumers get.
+  // setmaxnreg: what the first warpgroup gives up, the consumers get.
+  static constexpr int kLaunchRegisters = 65536 / kCtasPerSm / kThreads / 8 * 8;
   static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kConsumerRegisters =
+      (kLaunchRegisters * kThreads - kProducerRegisters * 128) / (128 * kConsumers) / 8 * 8;
+  static_assert(kSums + 40 <= kConsumerRegisters);
+  // The common epilogue, for what TMA cannot write, takes more.
+  static constexpr bool kCommonEpilogue = kConsumerRegisters >= 200;
 
   static constexpr int kBytesA = kBlockM * kRowBytes;
   static constexpr int kBytesB = kBlockN * kRowBytes;
   static constexpr int kStageBytes = kBytesA + kBytesB;
-  // Outputs leave by way of shared memory, in boxes of 64 rows by 64, all of a tile's at once...
+  // Outputs leave by way of shared memory, in boxes of 64 rows by 128 bytes: all of a tile's at
+  // once if they have 16 bits, half of them if they are FP32.
   static constexpr int kSlots = kBlocks * kColumns / 64;  // per consumer
-  static constexpr int kSlotBytes = 64 * 64 * 2;
-  // ...or, in FP32, 16 rows by 32 per warp. The pitch spreads the rows that are accessed together
-  // over the banks.
-  static constexpr int kWideChunk = 32, kWidePitch = kWideChunk + 8;
-  static constexpr int kStagedBytes =
-      (std::max(kSlots * kSlotBytes, 4 * 16 * kWidePitch * 4) + 1023) / 1024 * 1024;
+  static constexpr int kSlotBytes = 64 * 128;
   // Where the CTAs of a cluster divide K, each finishes some of the tile's boxes, for which it gets
   // the others' sums where its stages were. Every Hopper GPU can run clusters of 8.
+  static constexpr bool kSplits = !kPingPong && kCluster == 1 && kConsumers == 2;
   static constexpr int kPartialBytes = 64 * 64 * 4;
   static constexpr bool fits(int splits) {
     const int mine = (kConsumers * kSlots + splits - 1) / splits;
@@ -62,7 +74,7 @@ struct CtaTile {
   }
   static constexpr int max_split() {
     int splits = 1;
-    while (!kPingPong && kCluster == 1 && splits < 8 && fits(splits + 1)) ++splits;
+    while (kSplits && splits < 8 && fits(splits + 1)) ++splits;
     return splits;
   }
 };
@@ -82,7 +94,7 @@ struct Barriers {
 template <class Cta>
 struct alignas(1024) SharedMemory {  // 1024: the swizzle's pattern
   unsigned char stages[Cta::kStages][Cta::kStageBytes];
-  unsigned char staged[Cta::kConsumers][Cta::kStagedBytes];
+  unsigned char staged[Cta::kConsumers][Cta::kSlots * Cta::kSlotBytes];
   float bias[Cta::kConsumers][Cta::kColumns];
   Barriers<Cta> barriers;
   // Of this CTA: its rank in the cluster, its first tile, and how far the next one is. Here,

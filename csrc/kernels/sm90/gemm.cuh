@@ -1,7 +1,7 @@
-// GEMM on wgmma (sm_90a). CTAs stay on their SM and walk over output tiles, with three warpgroups
-// of specialised warps. Of the first, two threads ask TMA for tiles of A and of B, up to kStages
-// ahead and across output tiles, and a warp for each consumer fetches what its epilogue needs and
-// hands its outputs to TMA. The two others, the consumers, multiply, together or in turn
+// GEMM on wgmma (sm_90a). CTAs stay on their SM and walk over output tiles, with warpgroups of
+// specialised warps. Of the first, one or two threads ask TMA for tiles of A and of B, up to
+// kStages ahead and across output tiles, and a warp for each consumer fetches what its epilogue
+// needs and hands its outputs to TMA. The others, the consumers, multiply, together or in turn
 // (Schedule): what they do not have to wait for, they do not do. The CTAs of a cluster multicast
 // what they share, or divide K among them and add up through one another's shared memory.
 #pragma once
@@ -23,7 +23,7 @@ namespace tgemm::sm90 {
 template <class Cta>
 __device__ inline void init(Barriers<Cta>& barriers) {
   for (int i = 0; i < Cta::kStages; ++i) {
-    cptx::mbarrier_init(&barriers.full[i], 2u);  // the producers of A and of B
+    cptx::mbarrier_init(&barriers.full[i], static_cast<uint32_t>(Cta::kProducers));
     cptx::mbarrier_init(&barriers.empty[i],
                         static_cast<uint32_t>(Cta::kConsumersPerTile * Cta::kCluster));
   }
@@ -34,7 +34,7 @@ __device__ inline void init(Barriers<Cta>& barriers) {
 
 // Named barriers, one for each consumer: it has the turn to multiply (ping-pong); its epilogue warp
 // has made room for its outputs, and brought its bias; its outputs are there.
-enum NamedBarrier { kTurn = 1, kRoom = 3, kOutputs = 5 };
+enum NamedBarrier { kTurn = 1, kRoom = 3, kOutputs = 6 };
 
 // An output tile of a CTA and its share of K. 32 bits are enough where TMA is; consumers have few
 // registers to spare.
@@ -68,7 +68,7 @@ __device__ inline Tile decode(const Arguments& arguments, int index, int rank) {
 
   Tile tile;
   tile.m = static_cast<int>(row * Cta::kCluster) * Cta::kBlockM;
-  tile.n = static_cast<int>(column) * Cta::kBlockN;
+  tile.n = static_cast<int>(column) * (arguments.gated ? Cta::kBlockN / 2 : Cta::kBlockN);
   tile.batch = static_cast<int>(slot);
   tile.split = 0;
   if (Cta::kCluster > 1) tile.m += rank * Cta::kBlockM;
@@ -88,57 +88,75 @@ __device__ inline Tile decode(const Arguments& arguments, int index, int rank) {
   return tile;
 }
 
-// A producer's part: one thread requests the tiles of A, or of B, for every output tile of this
-// CTA. Two threads, because a request takes about a hundred cycles.
-template <class Cta, bool kIsA, bool kKMajor>
+// A's rows of a tile, and this CTA's share of B's columns, which start at mn, from k on. Requests
+// are made by one thread, and take it about a hundred cycles each.
+template <class Cta>
+__device__ inline void request_a(const Arguments& arguments, SharedMemory<Cta>& shared, int stage,
+                                 const MapCoordinates& at, int mn, int k) {
+  unsigned char* to = shared.stages[stage];
+  uint64_t& full = shared.barriers.full[stage];
+  if (arguments.a_k_major) {
+    request_tile<Cta::kBlockM, true>(to, arguments.a, at, mn, k, full);
+  } else {
+    request_tile<Cta::kBlockM, false>(to, arguments.a, at, mn, k, full);
+  }
+}
+
+template <class Cta>
+__device__ inline void request_b(const Arguments& arguments, SharedMemory<Cta>& shared, int stage,
+                                 const MapCoordinates& at, int mn, int k) {
+  constexpr int kShare = Cta::kBlockN / Cta::kCluster;
+  constexpr uint16_t kAll = Cta::kCluster > 1 ? (1 << Cta::kCluster) - 1 : 0;
+  const int share = Cta::kCluster > 1 ? shared.rank * kShare : 0;
+  unsigned char* to = shared.stages[stage] + Cta::kBytesA + share * Cta::kRowBytes;
+  uint64_t& full = shared.barriers.full[stage];
+  if (Cta::kCanGate && arguments.gated) {
+#pragma unroll 1
+    for (int column = share; column < share + kShare; column += 64, to += 64 * Cta::kRowBytes) {
+      request_box(to, column % 128 == 0 ? arguments.b : arguments.up, at, arguments.b_k_major,
+                  mn + column / 128 * 64, k, full, kAll);
+    }
+  } else if (arguments.b_k_major) {
+    request_tile<kShare, true>(to, arguments.b, at, mn + share, k, full, kAll);
+  } else {
+    request_tile<kShare, false>(to, arguments.b, at, mn + share, k, full, kAll);
+  }
+}
+
+// A producer's part: requests the tiles of A, of B, or of both, for every output tile of this CTA.
+template <class Cta, bool kA, bool kB>
 __device__ inline void produce(const Arguments& arguments, SharedMemory<Cta>& shared) {
-  constexpr int kShare = kIsA ? Cta::kBlockM : Cta::kBlockN / Cta::kCluster;
-  constexpr int kBox = kKMajor ? kShare : 64;
-  constexpr uint32_t kBytes = kIsA ? Cta::kBytesA : Cta::kBytesB;
-  constexpr uint16_t kAll = !kIsA && Cta::kCluster > 1 ? (1 << Cta::kCluster) - 1 : 0;
+  constexpr uint32_t kBytes = (kA ? Cta::kBytesA : 0) + (kB ? Cta::kBytesB : 0);
   const GemmParams& params = arguments.gemm;
-  const OperandMap& map = kIsA ? arguments.a : arguments.b;
-  const int rank = shared.rank;
-  const int share = kIsA || Cta::kCluster == 1 ? 0 : rank * kShare;
-  const int offset = (kIsA ? 0 : Cta::kBytesA) + share * Cta::kRowBytes;
   const int step = shared.step;
   const int step_k = block_k(params);
   StageCursor<Cta::kStages> cursor;
   const int first = shared.first;
   for (int i = first; i < arguments.tiles; i += step) {
-    const Tile tile = decode<Cta>(arguments, i, rank);
-    const MapCoordinates at(map, params, tile.batch);
-    const int mn = (kIsA ? tile.m : tile.n) + share;
+    const Tile tile = decode<Cta>(arguments, i, shared.rank);
+    const MapCoordinates at_a(arguments.a, params, tile.batch);
+    const MapCoordinates at_b(arguments.b, params, tile.batch);
+    if (i == first) ptx::griddepcontrol_wait();
     int k = tile.k_begin;
-    if (i == first) {
-      // B, the weight as a rule, can come to L2 while the kernels before this one finish.
-      for (int j = 0; !kIsA && j < min(tile.k_tiles, Cta::kStages); ++j) {
-#pragma unroll
-        for (int box = 0; box < kShare; box += kBox) {
-          prefetch_box(map, at, kKMajor, mn + box, k + j * step_k);
-        }
-      }
-      ptx::griddepcontrol_wait();
-    }
     for (int j = 0; j < tile.k_tiles; ++j, k += step_k) {
       wait(shared.barriers.empty[cursor.stage], cursor.parity ^ 1);
-      uint64_t& full = shared.barriers.full[cursor.stage];
-      unsigned char* to = shared.stages[cursor.stage] + offset;
-      cptx::mbarrier_arrive_expect_tx(cptx::sem_release, cptx::scope_cta, cptx::space_shared, &full,
-                                      kBytes);
-      request_tile<kShare, kKMajor>(to, map, at, mn, k, full, kAll);
+      cptx::mbarrier_arrive_expect_tx(cptx::sem_release, cptx::scope_cta, cptx::space_shared,
+                                      &shared.barriers.full[cursor.stage], kBytes);
+      if (kA) request_a<Cta>(arguments, shared, cursor.stage, at_a, tile.m, k);
+      if (kB) request_b<Cta>(arguments, shared, cursor.stage, at_b, tile.n, k);
       cursor.advance();
     }
   }
   // Nobody may leave while another CTA of the cluster still writes to it or waits for it; so the
   // last stages are waited for as if they were to be filled again.
-  for (int j = 0; !kIsA && Cta::kCluster > 1 && j < Cta::kStages; ++j) {
+  for (int j = 0; kB && Cta::kCluster > 1 && j < Cta::kStages; ++j) {
     wait(shared.barriers.empty[cursor.stage], cursor.parity ^ 1);
     cursor.advance();
   }
 }
 
-// Outputs leave in boxes of 64 rows by 64 columns, of which a consumer has Cta::kSlots.
+// The boxes in which a consumer's outputs leave: 64 rows by 128 bytes, of which it has kSlots at a
+// time; FP32 takes two rounds.
 template <class Cta>
 class Boxes {
  public:
@@ -151,23 +169,37 @@ class Boxes {
   }
   __device__ int first_column() const { return Cta::kSplitColumns ? consumer_ * Cta::kColumns : 0; }
 
-  // Is this box for this CTA of the cluster to finish?
-  __device__ bool owns(int box) const {
+  __device__ bool wide() const { return arguments_.gemm.out.dtype == DType::kFloat32; }
+  __device__ int rounds() const { return wide() ? 2 : 1; }
+
+  // Are these 64 columns (of two weights: which alternate) of 64 rows for this CTA of the cluster
+  // to finish?
+  __device__ bool owns(int group) const {
     return arguments_.cluster_split == 1 ||
-           (consumer_ * Cta::kSlots + box) % arguments_.cluster_split == shared_.rank;
+           (consumer_ * Cta::kSlots + group) % arguments_.cluster_split == shared_.rank;
   }
 
-  // Calls f(box, m, n) for this CTA's boxes that are not wholly outside.
+  // Calls f(slot, m, n) for this CTA's boxes of a round that are not wholly outside.
   template <class Function>
-  __device__ void for_each(const Tile& tile, const Function& f) const {
-    constexpr int kAcross = Cta::kColumns / 64;
+  __device__ void for_each(const Tile& tile, int round, const Function& f) const {
     const auto last_m = static_cast<int>(arguments_.gemm.m);
     const auto last_n = static_cast<int>(arguments_.gemm.n);
+    const int slots = arguments_.gated ? Cta::kSlots / 2 : Cta::kSlots;
+    const int width = wide() ? 32 : 64;
+    const int begin = tile.n + first_column();
+    const int end = begin + (arguments_.gated ? Cta::kColumns / 2 : Cta::kColumns);
+    int m = tile.m + first_row();
+    int n = begin;
+    if (round > 0) (Cta::kBlocks == 2 ? m : n) += Cta::kBlocks == 2 ? 64 : Cta::kColumns / 2;
 #pragma unroll 1
-    for (int box = 0; box < Cta::kSlots; ++box) {
-      const int m = tile.m + first_row() + box / kAcross * 64;
-      const int n = tile.n + first_column() + box % kAcross * 64;
-      if (m < last_m && n < last_n && owns(box)) f(box, m, n);
+    for (int slot = 0; slot < slots; ++slot) {
+      const int group = wide() ? (round * Cta::kSlots + slot) / 2 : slot;
+      if (m < last_m && n < last_n && owns(group)) f(slot, m, n);
+      n += width;
+      if (n == end) {
+        n = begin;
+        m += 64;
+      }
     }
   }
 
@@ -191,37 +223,43 @@ __device__ inline void serve_epilogue(const Arguments& arguments, int consumer,
   for (int i = shared.first + (Cta::kPingPong ? consumer * step : 0); i < arguments.tiles;
        i += Cta::kPingPong ? 2 * step : step) {
     const Tile tile = decode<Cta>(arguments, i, shared.rank);
-    if (params.bias.pointer) {
+    if (params.bias.pointer || arguments.up_bias.pointer) {
       for (int column = lane; column < Cta::kColumns; column += 32) {
-        const int n = tile.n + boxes.first_column() + column;
+        const bool up = arguments.gated && column % 128 >= 64;
+        const MatrixParams& bias = up ? arguments.up_bias : params.bias;
+        const int n = tile.n + boxes.first_column() +
+                      (arguments.gated ? column / 128 * 64 + column % 64 : column);
         shared.bias[consumer][column] =
-            n < params.n ? load_element(params.bias.pointer, params.bias.dtype, n) : 0.0f;
+            bias.pointer && n < params.n ? load_element(bias.pointer, bias.dtype, n) : 0.0f;
       }
     }
-    if (elected) {
-      cptx::cp_async_bulk_wait_group_read(cptx::n32_t<0>{});  // the last tile's outputs have left
-      if (params.residual.pointer) {
-        const MapCoordinates at(arguments.residual, params, tile.batch);
-        boxes.for_each(tile, [&](int box, int m, int n) {
-          cptx::mbarrier_expect_tx(cptx::sem_relaxed, cptx::scope_cta, cptx::space_shared,
-                                   &residual, static_cast<uint32_t>(Cta::kSlotBytes));
-          request_box(shared.staged[consumer] + box * Cta::kSlotBytes, arguments.residual, at, true,
-                      m, n, residual);
+#pragma unroll 1
+    for (int round = 0; round < boxes.rounds(); ++round) {
+      if (elected) {
+        cptx::cp_async_bulk_wait_group_read(cptx::n32_t<0>{});  // the last outputs have left
+        if (params.residual.pointer) {
+          const MapCoordinates at(arguments.residual, params, tile.batch);
+          boxes.for_each(tile, round, [&](int slot, int m, int n) {
+            cptx::mbarrier_expect_tx(cptx::sem_relaxed, cptx::scope_cta, cptx::space_shared,
+                                     &residual, static_cast<uint32_t>(Cta::kSlotBytes));
+            request_box(shared.staged[consumer] + slot * Cta::kSlotBytes, arguments.residual, at,
+                        true, m, n, residual);
+          });
+          arrive(residual);
+        }
+      }
+      __syncwarp();
+      ptx::named_barrier_arrive(kRoom + consumer, 160);
+      ptx::named_barrier_sync(kOutputs + consumer, 160);
+      if (elected) {
+        const MapCoordinates at(arguments.out, params, tile.batch);
+        boxes.for_each(tile, round, [&](int slot, int m, int n) {
+          const int32_t coordinates[5] = {n, m, at.batch[0], at.batch[1], at.batch[2]};
+          cptx::cp_async_bulk_tensor(cptx::space_global, cptx::space_shared, &arguments.out.map,
+                                     coordinates, shared.staged[consumer] + slot * Cta::kSlotBytes);
         });
-        arrive(residual);
+        cptx::cp_async_bulk_commit_group();
       }
-    }
-    __syncwarp();
-    ptx::named_barrier_arrive(kRoom + consumer, 160);
-    ptx::named_barrier_sync(kOutputs + consumer, 160);
-    if (elected) {
-      const MapCoordinates at(arguments.out, params, tile.batch);
-      boxes.for_each(tile, [&](int box, int m, int n) {
-        const int32_t coordinates[5] = {n, m, at.batch[0], at.batch[1], at.batch[2]};
-        cptx::cp_async_bulk_tensor(cptx::space_global, cptx::space_shared, &arguments.out.map,
-                                   coordinates, shared.staged[consumer] + box * Cta::kSlotBytes);
-      });
-      cptx::cp_async_bulk_commit_group();
     }
   }
   if (elected) cptx::cp_async_bulk_wait_group_read(cptx::n32_t<0>{});
@@ -278,22 +316,28 @@ class Consumer {
     }
   }
 
-  // Writes the sums out through the epilogue.
-  __device__ void store(const Sums& sums, const Tile& tile) {
-    if (!arguments_.fused) {
-      store_any(sums, tile);
-      return;
-    }
-    ptx::named_barrier_sync(kRoom + consumer(), 160);
-    if (!arguments_.linear) {
-      store_fused(sums);
-    } else if (params_.out.dtype == DType::kBFloat16) {
-      store_linear<true>(sums);
+  // Writes the sums of output tile `index` out through the epilogue.
+  __device__ void store(const Sums& sums, int index) {
+    if (params_.split_k > 1) {
+      store_partial(sums, decode<Cta>(arguments_, index, shared_.rank));
+    } else if (Cta::kCommonEpilogue && !arguments_.fused) {
+      store_any(sums, decode<Cta>(arguments_, index, shared_.rank));
+    } else if (arguments_.linear) {
+      store_round([&] {
+        if (params_.out.dtype == DType::kBFloat16) {
+          store_linear<true>(sums);
+        } else {
+          store_linear<false>(sums);
+        }
+      });
+    } else if (Cta::kCanGate && arguments_.gated) {
+      store_round([&] { store_gated(sums); });
     } else {
-      store_linear<false>(sums);
+#pragma unroll 1
+      for (int round = 0; round < boxes_.rounds(); ++round) {
+        store_round([&] { store_fused(sums, round); });
+      }
     }
-    cptx::fence_proxy_async(cptx::space_shared);
-    ptx::named_barrier_arrive(kOutputs + consumer(), 160);
   }
 
   // Where the CTAs of a cluster have divided K: sends the sums of each box to the CTA that finishes
@@ -341,6 +385,15 @@ class Consumer {
   __device__ void take_turn() const { ptx::named_barrier_sync(kTurn + consumer(), 256); }
 
  private:
+  // Leaves a round's outputs in shared memory for the epilogue warp.
+  template <class Function>
+  __device__ void store_round(const Function& store) {
+    ptx::named_barrier_sync(kRoom + consumer(), 160);
+    store();
+    cptx::fence_proxy_async(cptx::space_shared);
+    ptx::named_barrier_arrive(kOutputs + consumer(), 160);
+  }
+
   __device__ static int consumer() { return static_cast<int>(threadIdx.x) / 128 - 1; }
   __device__ static int warp() { return static_cast<int>(threadIdx.x) / 32 % 4; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
@@ -396,10 +449,18 @@ class Consumer {
 
   // Where stmatrix has this lane's 16 bytes of a warp's 16 rows and 16 columns of a box: row
   // lane % 16, swizzled with the row's number.
-  __device__ uint32_t matrix_address(int box, int part) const {
+  struct MatrixAddress {
+    uint32_t row, swizzle;
+    __device__ uint32_t operator()(int box, int part) const {
+      return row + box * Cta::kSlotBytes + (swizzle ^ part * 32);
+    }
+  };
+
+  __device__ MatrixAddress matrix_address() const {
     const int row = lane() % 16;
-    return ptx::shared_address(shared_.staged[consumer()]) + box * Cta::kSlotBytes +
-           (warp() * 16 + row) * 128 + ((part * 2 + lane() / 16) ^ (row % 8)) * 16;
+    uint32_t start = ptx::shared_address(shared_.staged[consumer()]) + (warp() * 16 + row) * 128;
+    asm volatile("" : "+r"(start));  // else all addresses are computed early, and spilled
+    return {start, static_cast<uint32_t>(row % 8 ^ lane() / 16) * 16};
   }
 
   // A thread's 32 sums of a box.
@@ -413,6 +474,7 @@ class Consumer {
   template <bool kBf16>
   __device__ void store_linear(const Sums& sums) {
     const bool plain = !params_.bias.pointer && params_.alpha == 1.0f;
+    const MatrixAddress address = matrix_address();
 #pragma unroll
     for (int box = 0; box < Cta::kSlots; ++box) {
 #pragma unroll
@@ -431,55 +493,110 @@ class Consumer {
                                     fmaf(params_.alpha, v[2 * i + 1], bias.y));
           }
         }
-        ptx::stmatrix_x4(matrix_address(box, part), packed);
+        ptx::stmatrix_x4(address(box, part), packed);
       }
     }
   }
 
-  // activation(alpha * sum + bias) + beta * residual, 32 columns at a time, in 16 bits. The loop is
-  // rolled, to keep one copy of it.
-  __device__ void store_fused(const Sums& sums) {
+  // activation(alpha * sum + bias) + beta * residual, 32 columns at a time. The loop is rolled, to
+  // keep one copy of it.
+  __device__ void store_fused(const Sums& sums, int round) {
     if (params_.residual.pointer) {
       wait(shared_.barriers.residual[consumer()], residual_parity_);
       residual_parity_ ^= 1;
     }
+    const bool wide = boxes_.wide();
+    const int begin = round * Cta::kSlots;
+    const int end = begin + (wide ? Cta::kSlots : 2 * Cta::kSlots);
 #pragma unroll 1
-    for (int chunk = 0; chunk < 2 * Cta::kSlots; ++chunk) {
+    for (int chunk = begin; chunk < end; ++chunk) {
       float value[16];
       select(value, sums, chunk);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 bias = bias_at(chunk * 32 % Cta::kColumns + i * 8);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          value[4 * i + j] = fmaf(params_.alpha, value[4 * i + j], j % 2 == 0 ? bias.x : bias.y);
-        }
+      scale_and_add_bias(value, chunk * 32 % Cta::kColumns);
+      activate_16_bit(params_.activation, value);
+      if (wide) {
+        finish_wide(value, chunk - begin);
+      } else {
+        finish(value, chunk);
       }
+    }
+  }
+
+  // activation(gate + bias) * (up + bias): 64 columns of each alternate.
+  __device__ void store_gated(const Sums& sums) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < Cta::kSlots; ++chunk) {
+      const int group = chunk / 2 * 4 + chunk % 2;
+      const int column = group * 32 % Cta::kColumns;
+      float value[16], up[16];
+      select(value, sums, group);
+      select(up, sums, group + 2);
+      scale_and_add_bias(value, column);
+      scale_and_add_bias(up, column + 64);
       activate_16_bit(params_.activation, value);
 #pragma unroll
-      for (int part = 0; part < 2; ++part) {  // 16 columns
-        const uint32_t address = matrix_address(chunk / 2, chunk % 2 * 2 + part);
-        float* const v = value + part * 8;
-        uint32_t packed[4];  // columns of 8, rows of 8
-        if (params_.residual.pointer) {
-          ptx::ldmatrix_x4(packed, address);
+      for (int i = 0; i < 16; ++i) value[i] *= up[i];
+      finish(value, chunk);
+    }
+  }
+
+  __device__ void scale_and_add_bias(float (&value)[16], int column) const {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float2 pair = unpack(packed[i]);
-            v[2 * i] = fmaf(params_.beta, pair.x, v[2 * i]);
-            v[2 * i + 1] = fmaf(params_.beta, pair.y, v[2 * i + 1]);
-          }
+    for (int i = 0; i < 4; ++i) {
+      const float2 bias = bias_at(column + i * 8);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        value[4 * i + j] = fmaf(params_.alpha, value[4 * i + j], j % 2 == 0 ? bias.x : bias.y);
+      }
+    }
+  }
+
+  // Adds the residual to 32 columns of outputs, and leaves them in 16 bits where it was.
+  __device__ void finish(float (&value)[16], int chunk) const {
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {  // 16 columns
+      const uint32_t address = matrix_address()(chunk / 2, chunk % 2 * 2 + part);
+      float* const v = value + part * 8;
+      uint32_t packed[4];  // columns of 8, rows of 8
+      if (params_.residual.pointer) {
+        ptx::ldmatrix_x4(packed, address);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 pair = unpack(packed[i]);
+          v[2 * i] = fmaf(params_.beta, pair.x, v[2 * i]);
+          v[2 * i + 1] = fmaf(params_.beta, pair.y, v[2 * i + 1]);
         }
+      }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) packed[i] = pack(v[2 * i], v[2 * i + 1]);
-        ptx::stmatrix_x4(address, packed);
+      for (int i = 0; i < 4; ++i) packed[i] = pack(v[2 * i], v[2 * i + 1]);
+      ptx::stmatrix_x4(address, packed);
+    }
+  }
+
+  // The same in FP32.
+  __device__ void finish_wide(float (&value)[16], int slot) const {
+    const int row = lane() / 4;  // and 8 below
+    unsigned char* line =
+        shared_.staged[consumer()] + slot * Cta::kSlotBytes + (warp() * 16 + row) * 128;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // 8 columns
+      unsigned char* at = line + ((i * 2 + lane() % 4 / 2) ^ row) * 16 + lane() % 2 * 8;
+#pragma unroll
+      for (int half = 0; half < 2; ++half, at += 8 * 128) {
+        float2 pair = make_float2(value[4 * i + 2 * half], value[4 * i + 2 * half + 1]);
+        if (params_.residual.pointer) {
+          const float2 other = *reinterpret_cast<const float2*>(at);
+          pair.x = fmaf(params_.beta, other.x, pair.x);
+          pair.y = fmaf(params_.beta, other.y, pair.y);
+        }
+        *reinterpret_cast<float2*>(at) = pair;
       }
     }
   }
 
   // Of this lane's two columns among eight from `column` on.
   __device__ float2 bias_at(int column) const {
-    if (!params_.bias.pointer) return make_float2(0.0f, 0.0f);
+    if (!params_.bias.pointer && !arguments_.up_bias.pointer) return make_float2(0.0f, 0.0f);
     return *reinterpret_cast<const float2*>(&shared_.bias[consumer()][column + lane() % 4 * 2]);
   }
 
@@ -520,63 +637,82 @@ class Consumer {
     return __half22float2(reinterpret_cast<const __half2&>(packed));
   }
 
-  // Everything else, in FP32 through the common epilogue or into the workspace. Rolled, too.
+  // Sums of a split of K to the workspace, of which 8 rows of 32 bytes at a time.
+  __device__ void store_partial(const Sums& sums, const Tile& tile) {
+    constexpr int kChunks = Cta::kColumns / 32;
+    const int64_t matrix = int64_t{tile.split} * params_.batch_count + tile.batch;
+    const int64_t pitch = params_.workspace_pitch;
+    const auto rows = static_cast<int>(params_.m);
+    const auto columns = static_cast<int>(pitch);
+#pragma unroll 1
+    for (int chunk = 0; chunk < Cta::kBlocks * kChunks; ++chunk) {
+      const int m = tile.m + boxes_.first_row() + chunk / kChunks * 64 + warp() * 16 + lane() / 4;
+      const int n = tile.n + boxes_.first_column() + chunk % kChunks * 32 + lane() % 4 * 2;
+      float* to = params_.workspace + (matrix * params_.m + m) * pitch + n;
+      float value[16];
+      select(value, sums, chunk);
+#pragma unroll
+      for (int half = 0; half < 2; ++half, to += 8 * pitch) {
+        if (m + half * 8 >= rows) break;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (n + i * 8 >= columns) break;
+          *reinterpret_cast<float2*>(to + i * 8) =
+              make_float2(value[4 * i + 2 * half], value[4 * i + 2 * half + 1]);
+        }
+      }
+    }
+  }
+
+  // What TMA cannot write, in FP32 through the common epilogue. Rolled, too.
   __device__ void store_any(const Sums& sums, const Tile& tile) {
-    constexpr int kChunks = Cta::kColumns / Cta::kWideChunk;
-    float* wide =
-        reinterpret_cast<float*>(shared_.staged[consumer()]) + warp() * 16 * Cta::kWidePitch;
-    float* to = wide + lane() / 4 * Cta::kWidePitch + lane() % 4 * 2;
+    constexpr int kChunks = Cta::kColumns / 32;
+    float* wide = reinterpret_cast<float*>(shared_.staged[consumer()]) + warp() * 16 * 32;
     // In shared memory, because registers are short.
     BatchOffsets& offset = shared_.offset[consumer() * 4 + warp()];
     if (lane() == 0) offset = batch_offsets(params_, tile.batch);
 #pragma unroll 1
     for (int chunk = 0; chunk < Cta::kBlocks * kChunks; ++chunk) {
       const int m = tile.m + boxes_.first_row() + chunk / kChunks * 64 + warp() * 16;
-      const int n = tile.n + boxes_.first_column() + chunk % kChunks * Cta::kWideChunk;
+      const int n = tile.n + boxes_.first_column() + chunk % kChunks * 32;
       if (m >= params_.m) return;
       if (n >= params_.n || !boxes_.owns(chunk / 2)) continue;
       float value[16];
       select(value, sums, chunk);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float* at = to + i * 8;
+        const int row = lane() / 4;  // and 8 below
+        float* at = wide + wide_offset(row, i * 8 + lane() % 4 * 2);
         *reinterpret_cast<float2*>(at) = make_float2(value[4 * i], value[4 * i + 1]);
-        *reinterpret_cast<float2*>(at + 8 * Cta::kWidePitch) =
-            make_float2(value[4 * i + 2], value[4 * i + 3]);
+        *reinterpret_cast<float2*>(at + 8 * 32) = make_float2(value[4 * i + 2], value[4 * i + 3]);
       }
       __syncwarp();
-      if (params_.split_k > 1) {
-        store_chunk<4>(wide, m, n, [&](int row, int column, float (&sum)[1][4]) {
-          const int64_t at = (int64_t{tile.split} * params_.batch_count + tile.batch) * params_.m;
-          *reinterpret_cast<float4*>(params_.workspace + (at + row) * params_.workspace_pitch +
-                                     column) =
-              make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
-        });
-      } else if (params_.vector_epilogue) {
-        store_chunk<4>(wide, m, n, [&](int row, int column, float (&sum)[1][4]) {
-          finish_at(params_, offset, row, column, sum);
-        });
+      if (params_.vector_epilogue) {
+        finish_chunk<4>(wide, offset, m, n);
       } else {
-        store_chunk<1>(wide, m, n, [&](int row, int column, float (&sum)[1][1]) {
-          finish_at(params_, offset, row, column, sum);
-        });
+        finish_chunk<1>(wide, offset, m, n);
       }
       __syncwarp();
     }
   }
 
-  // Calls store(row, column, sums) for kVec adjacent sums at a time of 16 rows by kWideChunk.
-  template <int kVec, class Function>
-  __device__ void store_chunk(const float* wide, int m, int n, const Function& store) {
-    constexpr int kPerRow = Cta::kWideChunk / kVec;
+  // Of 16 rows by 32 floats, swizzled as TMA does it.
+  __device__ static int wide_offset(int row, int column) {
+    return row * 32 + (column ^ row % 8 * 4);
+  }
+
+  // Finishes 16 rows by 32 columns from (m, n) on, kVec columns at a time.
+  template <int kVec>
+  __device__ void finish_chunk(const float* wide, const BatchOffsets& offset, int m, int n) {
+    constexpr int kPerRow = 32 / kVec;
 #pragma unroll 1
     for (int i = lane(); i < 16 * kPerRow; i += 32) {
       const int row = i / kPerRow;
       const int column = i % kPerRow * kVec;
       if (m + row >= params_.m || n + column >= params_.n) continue;
       float sum[1][kVec];
-      load_elements(wide + row * Cta::kWidePitch + column, DType::kFloat32, 0, sum[0]);
-      store(m + row, n + column, sum);
+      load_elements(wide + wide_offset(row, column), DType::kFloat32, 0, sum[0]);
+      finish_at(params_, offset, m + row, n + column, sum);
     }
   }
 
@@ -588,12 +724,12 @@ class Consumer {
 };
 
 template <class Cta>
-__global__ void __launch_bounds__(Cta::kThreads, 1)
+__global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
     sm90_gemm(const __grid_constant__ Arguments arguments) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char dynamic[];
   auto& shared = reinterpret_cast<SharedMemory<Cta>&>(dynamic);
-  const bool splits = Cta::kCluster == 1 && arguments.cluster_split > 1;
+  const bool splits = Cta::kSplits && arguments.cluster_split > 1;
   const auto cluster = cooperative_groups::this_cluster();
   const int cluster_size = Cta::kCluster * arguments.cluster_split;
   if (threadIdx.x == 0) {
@@ -625,29 +761,21 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
     ptx::setmaxnreg_dec<Cta::kProducerRegisters>();
     const int warp = static_cast<int>(threadIdx.x) / 32;
     // Consumers wait here for one another before they exchange sums; all threads have to take part.
-    if (splits && warp >= 2) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
-    if (warp == 0) {
-      if (ptx::elect_sync()) {
-        if (arguments.a_k_major) {
-          produce<Cta, true, true>(arguments, shared);
-        } else {
-          produce<Cta, true, false>(arguments, shared);
-        }
+    if (splits && warp >= Cta::kProducers) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
+    if (warp >= Cta::kProducers) {
+      if (arguments.fused) serve_epilogue<Cta>(arguments, warp - Cta::kProducers, shared);
+    } else if (ptx::elect_sync()) {
+      if constexpr (Cta::kProducers == 1) {
+        produce<Cta, true, true>(arguments, shared);
+      } else if (warp == 0) {
+        produce<Cta, true, false>(arguments, shared);
+      } else {
+        produce<Cta, false, true>(arguments, shared);
       }
-    } else if (warp == 1) {
-      if (ptx::elect_sync()) {
-        if (arguments.b_k_major) {
-          produce<Cta, false, true>(arguments, shared);
-        } else {
-          produce<Cta, false, false>(arguments, shared);
-        }
-      }
-    } else if (arguments.fused) {
-      serve_epilogue<Cta>(arguments, warp - 2, shared);
     }
     if (splits) {
       __syncwarp();
-      if (warp < 2) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
+      if (warp < Cta::kProducers) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
       cptx::barrier_cluster_wait();
     }
   } else {
@@ -656,22 +784,23 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
     StageCursor<Cta::kStages> cursor;
     int i = shared.first;
     ptx::griddepcontrol_wait();
-    Tile tile = decode<Cta>(arguments, i, shared.rank);
-    // Where the epilogue warp knows where outputs go, the consumer needs the number of k-tiles
-    // alone, which all tiles share unless K is split.
-    const bool decodes = !arguments.fused || arguments.gemm.split_k > 1;
+    // All tiles have as many k-tiles, unless K is split.
+    int k_tiles = decode<Cta>(arguments, i, shared.rank).k_tiles;
+    const auto next = [&] {
+      i += shared.step;
+      if (arguments.gemm.split_k > 1) k_tiles = decode<Cta>(arguments, i, shared.rank).k_tiles;
+    };
     // In a ping-pong pair, each steps over the stages of the tiles of the other.
     const auto skip = [&] {
       if (!Cta::kPingPong) return;
-      cursor.advance(decodes ? decode<Cta>(arguments, i, shared.rank).k_tiles : tile.k_tiles);
-      i += shared.step;
+      cursor.advance(k_tiles);
+      next();
     };
     if (threadIdx.x >= 256) skip();
     while (i < arguments.tiles) {
-      if (decodes) tile = decode<Cta>(arguments, i, shared.rank);
       if (Cta::kPingPong && i >= shared.step) consumer.take_turn();
       typename Consumer<Cta>::Sums sums;
-      consumer.multiply(sums, tile.k_tiles, cursor, i + shared.step < arguments.tiles);
+      consumer.multiply(sums, k_tiles, cursor, i + shared.step < arguments.tiles);
       if (splits) {
         // Nobody multiplies from the stages any more. Nothing written before is read after: no
         // fence.
@@ -679,8 +808,8 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
         cptx::barrier_cluster_wait();
         consumer.exchange(sums);
       }
-      consumer.store(sums, tile);
-      i += shared.step;
+      consumer.store(sums, i);
+      next();
       skip();
     }
   }

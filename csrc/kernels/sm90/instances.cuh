@@ -14,9 +14,13 @@ std::string make_maps(Arguments& arguments) {
   const GemmParams& params = arguments.gemm;
   std::string error =
       make_operand_map(arguments.a, params, params.a, true, arguments.a_k_major, Cta::kBlockM);
+  const int box_n = arguments.gated ? 64 : Cta::kBlockN / Cta::kCluster;
   if (error.empty()) {
-    error = make_operand_map(arguments.b, params, params.b, false, arguments.b_k_major,
-                             Cta::kBlockN / Cta::kCluster);
+    error = make_operand_map(arguments.b, params, params.b, false, arguments.b_k_major, box_n);
+  }
+  if (error.empty() && arguments.gated) {
+    error = make_operand_map(arguments.up, params, arguments.up_matrix, false, arguments.b_k_major,
+                             box_n);
   }
   if (!arguments.fused) return error;
   if (error.empty()) error = make_output_map(arguments.out, params, params.out, 64);
@@ -34,7 +38,8 @@ std::string launch(Arguments& arguments, const LaunchTarget& target) {
   const GemmParams& params = arguments.gemm;
   constexpr int64_t kRows = Cta::kBlockM * Cta::kCluster;
   const int64_t tiles_m = (params.m + kRows - 1) / kRows;
-  const int64_t tiles_n = (params.n + Cta::kBlockN - 1) / Cta::kBlockN;
+  const int64_t columns = arguments.gated ? Cta::kBlockN / 2 : Cta::kBlockN;
+  const int64_t tiles_n = (params.n + columns - 1) / columns;
   const int64_t tiles = tiles_m * tiles_n * params.batch_count * params.split_k;
   if (tiles > INT32_MAX / 2) return "more than 2^30 tiles";
   const auto divisor = [](int64_t n) { return FastDivisor(static_cast<uint32_t>(n)); };

@@ -13,8 +13,10 @@ namespace tgemm::sm90 {
 // Everything that one of the kernels receives.
 struct Arguments {
   GemmParams gemm;
-  OperandMap a, b, out, residual;
+  OperandMap a, b, up, out, residual;
+  MatrixParams up_matrix, up_bias;  // a gated product's; `up` has the layout of `b`
   bool a_k_major, b_k_major;
+  bool gated;
   // Output tiles (of clusters): of all batch entries and splits of K through the workspace; of one
   // batch entry; in a group of Cta::kGroupM rows of tiles; rows of tiles in the last group.
   int tiles;
@@ -28,7 +30,9 @@ using Cooperative128x256 = CtaTile<Schedule::kCooperative, 128, 256, 3>;
 using Cooperative128x256Cluster = CtaTile<Schedule::kCooperative, 128, 256, 3, 2>;
 using Cooperative128x192 = CtaTile<Schedule::kCooperative, 128, 192, 4>;
 using Cooperative128x128 = CtaTile<Schedule::kCooperative, 128, 128, 6>;
+using Cooperative192x192 = CtaTile<Schedule::kCooperative, 192, 192, 3, 1, 3>;
 using Cooperative128x64 = CtaTile<Schedule::kCooperative, 128, 64, 8>;
+using Cooperative64x128Cluster = CtaTile<Schedule::kCooperative, 64, 128, 8, 2>;
 using Cooperative64x128 = CtaTile<Schedule::kCooperative, 64, 128, 8>;
 using PingPong128x128 = CtaTile<Schedule::kPingPong, 128, 128, 5>;
 using PingPong128x128Cluster = CtaTile<Schedule::kPingPong, 128, 128, 5, 2>;

@@ -22,6 +22,8 @@ struct Traits {
   double power_share;  // of the Tensor Cores' peak, what the card's power limit lets through
   int cluster;
   bool ping_pong;
+  bool can_gate;
+  bool common_epilogue;
   std::string (*launch)(Arguments&, const LaunchTarget&);
 };
 
@@ -34,13 +36,15 @@ constexpr TileConfig config_of(std::string_view name, double mac_per_cycle) {
           .threads = Cta::kThreads,
           .stages = Cta::kStages,
           .shared_memory_bytes = sizeof(sm90::SharedMemory<Cta>),
+          .ctas_per_sm = Cta::kCtasPerSm,
           .mac_per_cycle = mac_per_cycle,
           .max_cluster_split = Cta::max_split()};
 }
 
 template <class Cta>
 constexpr Traits traits_of(double start_us, double tile_us, double power_share) {
-  return {start_us, tile_us, power_share, Cta::kCluster, Cta::kPingPong, sm90::launch<Cta>};
+  return {start_us,       tile_us,       power_share,          Cta::kCluster,
+          Cta::kPingPong, Cta::kCanGate, Cta::kCommonEpilogue, sm90::launch<Cta>};
 }
 
 // All constants are fitted to a sweep on an H200: `python -m benchmarks.calibrate`. The rates are
@@ -50,9 +54,11 @@ constexpr std::array kConfigs = {
     config_of<sm90::PingPong128x128>("128x128_pingpong", 1344.0),
     config_of<sm90::Cooperative128x256Cluster>("128x256_cluster", 1346.0),
     config_of<sm90::Cooperative128x256>("128x256", 1372.0),
+    config_of<sm90::Cooperative192x192>("192x192", 1600.0),
     config_of<sm90::Cooperative128x192>("128x192", 1516.0),
     config_of<sm90::Cooperative128x128>("128x128", 1745.0),
     config_of<sm90::Cooperative128x64>("128x64", 997.0),
+    config_of<sm90::Cooperative64x128Cluster>("64x128_cluster", 950.0),
     config_of<sm90::Cooperative64x128>("64x128", 900.0),
 };
 constexpr std::array<Traits, kConfigs.size()> kTraits = {
@@ -60,9 +66,11 @@ constexpr std::array<Traits, kConfigs.size()> kTraits = {
     traits_of<sm90::PingPong128x128>(2.65, 0.11, 0.591),
     traits_of<sm90::Cooperative128x256Cluster>(2.32, 1.47, 0.612),
     traits_of<sm90::Cooperative128x256>(2.97, 1.15, 0.598),
+    traits_of<sm90::Cooperative192x192>(2.30, 1.47, 0.600),
     traits_of<sm90::Cooperative128x192>(2.10, 2.33, 0.592),
     traits_of<sm90::Cooperative128x128>(3.80, 0.00, 0.577),
     traits_of<sm90::Cooperative128x64>(2.02, 0.67, 0.598),
+    traits_of<sm90::Cooperative64x128Cluster>(2.68, 0.29, 0.598),
     traits_of<sm90::Cooperative64x128>(2.68, 0.29, 0.598),
 };
 constexpr double kPeakMacPerCycle = 2048.0;   // per SM, 16-bit operands
@@ -87,8 +95,31 @@ int64_t resident_clusters(const Device& device, int64_t size) {
   return size <= 2 ? all : std::max<int64_t>(1, device.sm_count * 93 / (100 * size));
 }
 
-const char* cannot_run(const Problem& problem, const Device& device, bool a_k_major,
-                       bool b_k_major) {
+// One value per column, the same in all of a batch.
+bool is_row(const Matrix& bias) {
+  return bias.row_stride == 0 && bias.col_stride == 1 && bias.batch_stride == BatchArray{};
+}
+
+// Can the outputs leave through TMA, with all that is done to them?
+bool fuses(const Problem& problem, const TileConfig& config, int split_k) {
+  const Epilogue& epilogue = problem.epilogue;
+  const bool wide = problem.out.dtype == DType::kFloat32;
+  if (split_k > config.max_cluster_split || epilogue.has_preact || epilogue.multiplies ||
+      tma_rejects_output(problem.out, problem)) {
+    return false;
+  }
+  // The kernel's activations are as accurate as 16 bits need.
+  if (wide && (problem.gated || epilogue.activation > Activation::kRelu)) return false;
+  // TMA writes whole 16 bytes, beyond the end of a row too.
+  if (problem.n * bytes_per_element(problem.out.dtype) % 16 != 0) return false;
+  if (epilogue.has_bias && !is_row(epilogue.bias)) return false;
+  if (problem.has_up_bias && !is_row(problem.up_bias)) return false;
+  return !epilogue.has_residual || (epilogue.residual.dtype == problem.out.dtype &&
+                                    !tma_rejects_output(epilogue.residual, problem));
+}
+
+const char* cannot_run(const Problem& problem, const Device& device, const TileConfig& config,
+                       bool a_k_major, bool b_k_major) {
   constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max() - (1 << 17);
   if (device.compute_capability != 90) return "wgmma needs compute capability 9.0";
   if (std::max({problem.m, problem.n, problem.k, problem.batch_count()}) > kMaxSize) {
@@ -96,15 +127,23 @@ const char* cannot_run(const Problem& problem, const Device& device, bool a_k_ma
   }
   if (tma_rejects(problem.a, a_k_major, true, problem)) return "TMA cannot read a";
   if (tma_rejects(problem.b, b_k_major, false, problem)) return "TMA cannot read b";
+  if ((problem.gated || !traits(config).common_epilogue) && !fuses(problem, config, 1)) {
+    return "TMA cannot write what its epilogue makes";
+  }
   return nullptr;
 }
 
-const char* rejects(const Problem& problem, const Device& device, const TileConfig&) {
+const char* rejects(const Problem& problem, const Device& device, const TileConfig& config) {
   if (problem.a.dtype == DType::kFloat32) return "it multiplies FP16 and BF16 operands";
-  return cannot_run(problem, device, problem.a_k_major(), problem.b_k_major());
+  if (problem.gated) {
+    if (!traits(config).can_gate) return "its tiles do not take two weights";
+    if (tma_rejects(problem.up, problem.b_k_major(), false, problem)) return "TMA cannot read up";
+  }
+  return cannot_run(problem, device, config, problem.a_k_major(), problem.b_k_major());
 }
 
-const char* rejects_tf32(const Problem& problem, const Device& device, const TileConfig&) {
+const char* rejects_tf32(const Problem& problem, const Device& device, const TileConfig& config) {
+  if (problem.gated) return "it multiplies one weight";
   if (problem.a.dtype != DType::kFloat32 || problem.precision != Precision::kTf32) {
     return "it multiplies FP32 operands as TF32";
   }
@@ -112,26 +151,7 @@ const char* rejects_tf32(const Problem& problem, const Device& device, const Til
   if (problem.k > 1 && (!problem.a_k_major() || !problem.b_k_major())) {
     return "TF32 operands have to be K-major";
   }
-  return cannot_run(problem, device, true, true);
-}
-
-// Can the outputs leave through TMA, with all that is done to them?
-bool fuses(const Problem& problem, const TileConfig& config, int split_k) {
-  const Epilogue& epilogue = problem.epilogue;
-  if (split_k > config.max_cluster_split || epilogue.has_preact || epilogue.multiplies ||
-      problem.out.dtype == DType::kFloat32) {
-    return false;
-  }
-  if (tma_rejects_output(problem.out, problem)) return false;
-  if (problem.n % 8 != 0) return false;  // TMA writes whole 16 bytes, beyond the end of a row too
-  if (epilogue.has_bias) {
-    if (epilogue.bias.row_stride != 0 || epilogue.bias.col_stride != 1) return false;
-    for (const int64_t stride : epilogue.bias.batch_stride) {
-      if (stride != 0) return false;
-    }
-  }
-  return !epilogue.has_residual || (epilogue.residual.dtype == problem.out.dtype &&
-                                    !tma_rejects_output(epilogue.residual, problem));
+  return cannot_run(problem, device, config, true, true);
 }
 
 // Bytes that TMA moves from L2 for one row (column) of an operand: lines that are no multiple of
@@ -149,8 +169,9 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const Epilogue& epilogue = problem.epilogue;
   const int cluster_split = split_k <= config.max_cluster_split ? split_k : 1;
   const int64_t size = trait.cluster * cluster_split;
+  const int64_t columns = problem.gated ? config.block_n / 2 : config.block_n;
   const int64_t tiles = ceil_div(problem.m, config.block_m * trait.cluster) * trait.cluster *
-                        ceil_div(problem.n, config.block_n) * problem.batch_count();
+                        ceil_div(problem.n, columns) * problem.batch_count();
   const auto rounds = static_cast<double>(
       ceil_div(ceil_div(tiles * split_k, size), resident_clusters(device, size)));
   const int64_t k = ceil_div(ceil_div(problem.k, split_k), config.block_k) * config.block_k;
@@ -161,7 +182,7 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const double sm_cycles_per_us = device.sm_count * cycles_per_us;
 
   double tile_us = trait.tile_us;
-  const double area = static_cast<double>(config.block_m) * config.block_n / (128.0 * 128.0);
+  const double area = static_cast<double>(config.block_m * columns) / (128.0 * 128.0);
   if (epilogue.activation > Activation::kRelu) tile_us += area * kActivationUs[trait.ping_pong];
   if (epilogue.has_residual) tile_us += area * kResidualUs[trait.ping_pong];
   if (!fuses(problem, config, split_k)) tile_us += area * kCommonEpilogueUs[trait.ping_pong];
@@ -192,8 +213,11 @@ std::string launch_sm90(const Plan& plan, const Problem& problem, const Operands
   arguments.a_k_major = tf32 || problem.a_k_major();
   arguments.b_k_major = tf32 || problem.b_k_major();
   arguments.fused = fuses(problem, *plan.config, plan.split_k);
-  arguments.linear =
-      problem.epilogue.activation == Activation::kNone && !problem.epilogue.has_residual;
+  arguments.linear = problem.out.dtype != DType::kFloat32 && !problem.epilogue.has_residual &&
+                     problem.epilogue.activation == Activation::kNone;
+  arguments.gated = problem.gated;
+  if (problem.gated) arguments.up_matrix = matrix_params(problem.up, operands.up);
+  if (problem.has_up_bias) arguments.up_bias = matrix_params(problem.up_bias, operands.up_bias);
   arguments.cluster_split = 1;
   if (plan.split_k <= plan.config->max_cluster_split) {
     arguments.cluster_split = plan.split_k;
@@ -212,7 +236,8 @@ KernelEntry sm90_entry() {
           kConfigs,
           rejects,
           cost_us,
-          launch_sm90};
+          launch_sm90,
+          /*gated=*/true};
 }
 
 // wgmma knows no transposed TF32 operands.
