@@ -84,7 +84,7 @@ std::string make_map(OperandMap& result, const GemmParams& params, const MatrixP
   const CUresult error =
       encode(&result.map, data_type(matrix.dtype, rounds), 5, matrix.pointer, sizes, strides, box,
              steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error == CUDA_SUCCESS) return {};
   return "the driver refused a tensor map (error " + std::to_string(error) + ")";
 }

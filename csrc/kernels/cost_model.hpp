@@ -39,8 +39,9 @@ inline double memory_us(const Problem& problem, const Device& device) {
   const double m = static_cast<double>(problem.m);
   const double n = static_cast<double>(problem.n);
   const double k = static_cast<double>(problem.k);
+  const double weights = problem.gated ? 2.0 : 1.0;
   return static_cast<double>(problem.batch_count()) *
-         ((m * k + k * n) * element + m * n * out_bytes) / device.memory_bytes_per_us;
+         ((m * k + weights * k * n) * element + m * n * out_bytes) / device.memory_bytes_per_us;
 }
 
 // Writing and reading split-K's partial sums, microseconds.

@@ -13,11 +13,9 @@ namespace tgemm::sm90 {
 enum class Schedule { kCooperative, kPingPong };
 
 // A CTA computes kBlockM x kBlockN outputs at a time; kCluster CTAs, one below the other, share the
-// columns of B: each loads its part of a tile of B for all of them. Where kCtasPerSm of them fit an
-// SM, one's epilogue hides behind the other's mainloop, and the next kernel's start behind this
-// one.
+// columns of B: each loads its part of a tile of B for all of them.
 template <Schedule kSchedule_, int kBlockM_, int kBlockN_, int kStages_, int kCluster_ = 1,
-          int kConsumers_ = 2, int kCtasPerSm_ = 1>
+          int kConsumers_ = 2>
 struct CtaTile {
   static constexpr Schedule kSchedule = kSchedule_;
   static constexpr bool kPingPong = kSchedule == Schedule::kPingPong;
@@ -30,7 +28,6 @@ struct CtaTile {
   static constexpr int kGroupM = kBlockN >= 2 * kBlockM ? 16 : 8;
   static constexpr int kConsumers = kConsumers_;  // warpgroups
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kCtasPerSm = kCtasPerSm_;
   // The first warpgroup has an epilogue warp for each consumer; the others produce: A and B by one
   // each, or one both.
   static constexpr int kProducers = 4 - kConsumers;
@@ -49,7 +46,7 @@ struct CtaTile {
   static constexpr bool kCanGate = kColumns % 128 == 0;
 
   // setmaxnreg: what the first warpgroup gives up, the consumers get.
-  static constexpr int kLaunchRegisters = 65536 / kCtasPerSm / kThreads / 8 * 8;
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * kThreads - kProducerRegisters * 128) / (128 * kConsumers) / 8 * 8;
@@ -59,6 +56,8 @@ struct CtaTile {
 
   static constexpr int kBytesA = kBlockM * kRowBytes;
   static constexpr int kBytesB = kBlockN * kRowBytes;
+  static constexpr int kShareB = kBlockN / kCluster;  // columns that a CTA loads
+  static_assert(kShareB % 64 == 0);
   static constexpr int kStageBytes = kBytesA + kBytesB;
   // Outputs leave by way of shared memory, in boxes of 64 rows by 128 bytes: all of a tile's at
   // once if they have 16 bits, half of them if they are FP32.
@@ -81,13 +80,14 @@ struct CtaTile {
 
 // Stages: full when their tiles have arrived in this CTA; empty when all consumers of the cluster
 // have read theirs, so that any of its CTAs may write to all. Residual: a consumer's part of a
-// tile of the residual has arrived where its outputs will be. Partial: so have the other CTAs' sums
-// of this CTA's boxes.
+// tile of the residual has arrived where its outputs will be. Outputs: a box of them is there.
+// Partial: so are the other CTAs' sums of this CTA's boxes.
 template <class Cta>
 struct Barriers {
   uint64_t full[Cta::kStages];
   uint64_t empty[Cta::kStages];
   uint64_t residual[Cta::kConsumers];
+  uint64_t outputs[Cta::kConsumers][Cta::kSlots];
   uint64_t partial;
 };
 

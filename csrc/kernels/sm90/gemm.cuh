@@ -28,13 +28,16 @@ __device__ inline void init(Barriers<Cta>& barriers) {
                         static_cast<uint32_t>(Cta::kConsumersPerTile * Cta::kCluster));
   }
   for (uint64_t& barrier : barriers.residual) cptx::mbarrier_init(&barrier, 1u);
+  for (auto& of_consumer : barriers.outputs) {
+    for (uint64_t& barrier : of_consumer) cptx::mbarrier_init(&barrier, 4u);  // warps
+  }
   cptx::mbarrier_init(&barriers.partial, 1u);
   cptx::fence_mbarrier_init(cptx::sem_release, cptx::scope_cluster);
 }
 
 // Named barriers, one for each consumer: it has the turn to multiply (ping-pong); its epilogue warp
-// has made room for its outputs, and brought its bias; its outputs are there.
-enum NamedBarrier { kTurn = 1, kRoom = 3, kOutputs = 6 };
+// has made room for its outputs, and brought its bias.
+enum NamedBarrier { kTurn = 1, kRoom = 3 };
 
 // An output tile of a CTA and its share of K. 32 bits are enough where TMA is; consumers have few
 // registers to spare.
@@ -51,10 +54,11 @@ __device__ inline int block_k(const GemmParams& params) {
   return params.a.dtype == DType::kFloat32 ? 32 : 64;
 }
 
-// The tile of CTA `rank` of the cluster: the cluster's, moved down by the rank, or with the rank's
+// The tile of this CTA of the cluster: the cluster's, moved down by the rank, or with the rank's
 // share of K. Tiles that run together share rows and columns in L2, as in TileScheduler.
 template <class Cta>
-__device__ inline Tile decode(const Arguments& arguments, int index, int rank) {
+__device__ inline Tile decode(const Arguments& arguments, int index,
+                              const SharedMemory<Cta>& shared) {
   const GemmParams& params = arguments.gemm;
   const unsigned slot = arguments.tiles_per_batch.divide(index);
   const unsigned in_batch = index - slot * arguments.tiles_per_batch.divisor();
@@ -68,12 +72,12 @@ __device__ inline Tile decode(const Arguments& arguments, int index, int rank) {
 
   Tile tile;
   tile.m = static_cast<int>(row * Cta::kCluster) * Cta::kBlockM;
+  if (Cta::kCluster > 1) tile.m += shared.rank * Cta::kBlockM;
   tile.n = static_cast<int>(column) * (arguments.gated ? Cta::kBlockN / 2 : Cta::kBlockN);
   tile.batch = static_cast<int>(slot);
   tile.split = 0;
-  if (Cta::kCluster > 1) tile.m += rank * Cta::kBlockM;
   if (arguments.cluster_split > 1) {
-    tile.split = rank;
+    tile.split = shared.rank;
   } else if (params.split_k > 1) {
     tile.split = static_cast<int>(arguments.batches.divide(slot));
     tile.batch -= tile.split * static_cast<int>(params.batch_count);
@@ -105,21 +109,21 @@ __device__ inline void request_a(const Arguments& arguments, SharedMemory<Cta>& 
 template <class Cta>
 __device__ inline void request_b(const Arguments& arguments, SharedMemory<Cta>& shared, int stage,
                                  const MapCoordinates& at, int mn, int k) {
-  constexpr int kShare = Cta::kBlockN / Cta::kCluster;
   constexpr uint16_t kAll = Cta::kCluster > 1 ? (1 << Cta::kCluster) - 1 : 0;
-  const int share = Cta::kCluster > 1 ? shared.rank * kShare : 0;
+  const int share = Cta::kCluster > 1 ? shared.rank * Cta::kShareB : 0;
   unsigned char* to = shared.stages[stage] + Cta::kBytesA + share * Cta::kRowBytes;
   uint64_t& full = shared.barriers.full[stage];
   if (Cta::kCanGate && arguments.gated) {
 #pragma unroll 1
-    for (int column = share; column < share + kShare; column += 64, to += 64 * Cta::kRowBytes) {
+    for (int column = share; column < share + Cta::kShareB; column += 64) {
       request_box(to, column % 128 == 0 ? arguments.b : arguments.up, at, arguments.b_k_major,
                   mn + column / 128 * 64, k, full, kAll);
+      to += 64 * Cta::kRowBytes;
     }
   } else if (arguments.b_k_major) {
-    request_tile<kShare, true>(to, arguments.b, at, mn + share, k, full, kAll);
+    request_tile<Cta::kShareB, true>(to, arguments.b, at, mn + share, k, full, kAll);
   } else {
-    request_tile<kShare, false>(to, arguments.b, at, mn + share, k, full, kAll);
+    request_tile<Cta::kShareB, false>(to, arguments.b, at, mn + share, k, full, kAll);
   }
 }
 
@@ -133,7 +137,7 @@ __device__ inline void produce(const Arguments& arguments, SharedMemory<Cta>& sh
   StageCursor<Cta::kStages> cursor;
   const int first = shared.first;
   for (int i = first; i < arguments.tiles; i += step) {
-    const Tile tile = decode<Cta>(arguments, i, shared.rank);
+    const Tile tile = decode<Cta>(arguments, i, shared);
     const MapCoordinates at_a(arguments.a, params, tile.batch);
     const MapCoordinates at_b(arguments.b, params, tile.batch);
     if (i == first) ptx::griddepcontrol_wait();
@@ -179,7 +183,8 @@ class Boxes {
            (consumer_ * Cta::kSlots + group) % arguments_.cluster_split == shared_.rank;
   }
 
-  // Calls f(slot, m, n) for this CTA's boxes of a round that are not wholly outside.
+  // Calls f(slot, m, n, sent) for the boxes of a round, of which those are sent that are this CTA's
+  // and not wholly outside.
   template <class Function>
   __device__ void for_each(const Tile& tile, int round, const Function& f) const {
     const auto last_m = static_cast<int>(arguments_.gemm.m);
@@ -194,7 +199,7 @@ class Boxes {
 #pragma unroll 1
     for (int slot = 0; slot < slots; ++slot) {
       const int group = wide() ? (round * Cta::kSlots + slot) / 2 : slot;
-      if (m < last_m && n < last_n && owns(group)) f(slot, m, n);
+      f(slot, m, n, m < last_m && n < last_n && owns(group));
       n += width;
       if (n == end) {
         n = begin;
@@ -219,10 +224,11 @@ __device__ inline void serve_epilogue(const Arguments& arguments, int consumer,
   const bool elected = ptx::elect_sync();
   uint64_t& residual = shared.barriers.residual[consumer];
   const int step = shared.step;
+  uint32_t parity = 0;
   ptx::griddepcontrol_wait();
   for (int i = shared.first + (Cta::kPingPong ? consumer * step : 0); i < arguments.tiles;
        i += Cta::kPingPong ? 2 * step : step) {
-    const Tile tile = decode<Cta>(arguments, i, shared.rank);
+    const Tile tile = decode<Cta>(arguments, i, shared);
     if (params.bias.pointer || arguments.up_bias.pointer) {
       for (int column = lane; column < Cta::kColumns; column += 32) {
         const bool up = arguments.gated && column % 128 >= 64;
@@ -239,7 +245,8 @@ __device__ inline void serve_epilogue(const Arguments& arguments, int consumer,
         cptx::cp_async_bulk_wait_group_read(cptx::n32_t<0>{});  // the last outputs have left
         if (params.residual.pointer) {
           const MapCoordinates at(arguments.residual, params, tile.batch);
-          boxes.for_each(tile, round, [&](int slot, int m, int n) {
+          boxes.for_each(tile, round, [&](int slot, int m, int n, bool sent) {
+            if (!sent) return;
             cptx::mbarrier_expect_tx(cptx::sem_relaxed, cptx::scope_cta, cptx::space_shared,
                                      &residual, static_cast<uint32_t>(Cta::kSlotBytes));
             request_box(shared.staged[consumer] + slot * Cta::kSlotBytes, arguments.residual, at,
@@ -250,16 +257,19 @@ __device__ inline void serve_epilogue(const Arguments& arguments, int consumer,
       }
       __syncwarp();
       ptx::named_barrier_arrive(kRoom + consumer, 160);
-      ptx::named_barrier_sync(kOutputs + consumer, 160);
       if (elected) {
         const MapCoordinates at(arguments.out, params, tile.batch);
-        boxes.for_each(tile, round, [&](int slot, int m, int n) {
+        boxes.for_each(tile, round, [&](int slot, int m, int n, bool sent) {
+          wait(shared.barriers.outputs[consumer][slot], parity);
+          if (!sent) return;
           const int32_t coordinates[5] = {n, m, at.batch[0], at.batch[1], at.batch[2]};
           cptx::cp_async_bulk_tensor(cptx::space_global, cptx::space_shared, &arguments.out.map,
                                      coordinates, shared.staged[consumer] + slot * Cta::kSlotBytes);
         });
         cptx::cp_async_bulk_commit_group();
       }
+      __syncwarp();  // the consumer has read its bias
+      parity ^= 1;
     }
   }
   if (elected) cptx::cp_async_bulk_wait_group_read(cptx::n32_t<0>{});
@@ -319,23 +329,24 @@ class Consumer {
   // Writes the sums of output tile `index` out through the epilogue.
   __device__ void store(const Sums& sums, int index) {
     if (params_.split_k > 1) {
-      store_partial(sums, decode<Cta>(arguments_, index, shared_.rank));
+      store_partial(sums, decode<Cta>(arguments_, index, shared_));
     } else if (Cta::kCommonEpilogue && !arguments_.fused) {
-      store_any(sums, decode<Cta>(arguments_, index, shared_.rank));
+      store_any(sums, decode<Cta>(arguments_, index, shared_));
     } else if (arguments_.linear) {
-      store_round([&] {
-        if (params_.out.dtype == DType::kBFloat16) {
-          store_linear<true>(sums);
-        } else {
-          store_linear<false>(sums);
-        }
-      });
+      wait_for_room();
+      if (params_.out.dtype == DType::kBFloat16) {
+        store_linear<true>(sums);
+      } else {
+        store_linear<false>(sums);
+      }
     } else if (Cta::kCanGate && arguments_.gated) {
-      store_round([&] { store_gated(sums); });
+      wait_for_room();
+      store_gated(sums);
     } else {
 #pragma unroll 1
       for (int round = 0; round < boxes_.rounds(); ++round) {
-        store_round([&] { store_fused(sums, round); });
+        wait_for_room();
+        store_fused(sums, round);
       }
     }
   }
@@ -385,13 +396,13 @@ class Consumer {
   __device__ void take_turn() const { ptx::named_barrier_sync(kTurn + consumer(), 256); }
 
  private:
-  // Leaves a round's outputs in shared memory for the epilogue warp.
-  template <class Function>
-  __device__ void store_round(const Function& store) {
-    ptx::named_barrier_sync(kRoom + consumer(), 160);
-    store();
+  __device__ void wait_for_room() const { ptx::named_barrier_sync(kRoom + consumer(), 160); }
+
+  // A box of outputs is in shared memory, for the epilogue warp to send.
+  __device__ void hand_over(int slot) const {
     cptx::fence_proxy_async(cptx::space_shared);
-    ptx::named_barrier_arrive(kOutputs + consumer(), 160);
+    __syncwarp();
+    if (lane() == 0) arrive(shared_.barriers.outputs[consumer()][slot]);
   }
 
   __device__ static int consumer() { return static_cast<int>(threadIdx.x) / 128 - 1; }
@@ -495,6 +506,7 @@ class Consumer {
         }
         ptx::stmatrix_x4(address(box, part), packed);
       }
+      hand_over(box);
     }
   }
 
@@ -519,6 +531,7 @@ class Consumer {
       } else {
         finish(value, chunk);
       }
+      if (wide || chunk % 2 == 1) hand_over(wide ? chunk - begin : chunk / 2);
     }
   }
 
@@ -537,6 +550,7 @@ class Consumer {
 #pragma unroll
       for (int i = 0; i < 16; ++i) value[i] *= up[i];
       finish(value, chunk);
+      if (chunk % 2 == 1) hand_over(chunk / 2);
     }
   }
 
@@ -724,7 +738,7 @@ class Consumer {
 };
 
 template <class Cta>
-__global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
+__global__ void __launch_bounds__(Cta::kThreads, 1)
     sm90_gemm(const __grid_constant__ Arguments arguments) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char dynamic[];
@@ -785,10 +799,10 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
     int i = shared.first;
     ptx::griddepcontrol_wait();
     // All tiles have as many k-tiles, unless K is split.
-    int k_tiles = decode<Cta>(arguments, i, shared.rank).k_tiles;
+    int k_tiles = decode<Cta>(arguments, i, shared).k_tiles;
     const auto next = [&] {
       i += shared.step;
-      if (arguments.gemm.split_k > 1) k_tiles = decode<Cta>(arguments, i, shared.rank).k_tiles;
+      if (arguments.gemm.split_k > 1) k_tiles = decode<Cta>(arguments, i, shared).k_tiles;
     };
     // In a ping-pong pair, each steps over the stages of the tiles of the other.
     const auto skip = [&] {

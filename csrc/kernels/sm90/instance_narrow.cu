@@ -6,7 +6,6 @@ template std::string launch<Cooperative192x192>(Arguments&, const LaunchTarget&)
 template std::string launch<Cooperative128x192>(Arguments&, const LaunchTarget&);
 template std::string launch<Cooperative128x128>(Arguments&, const LaunchTarget&);
 template std::string launch<Cooperative128x64>(Arguments&, const LaunchTarget&);
-template std::string launch<Cooperative64x128Cluster>(Arguments&, const LaunchTarget&);
 template std::string launch<Cooperative64x128>(Arguments&, const LaunchTarget&);
 
 }  // namespace tgemm::sm90

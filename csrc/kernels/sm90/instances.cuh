@@ -14,7 +14,7 @@ std::string make_maps(Arguments& arguments) {
   const GemmParams& params = arguments.gemm;
   std::string error =
       make_operand_map(arguments.a, params, params.a, true, arguments.a_k_major, Cta::kBlockM);
-  const int box_n = arguments.gated ? 64 : Cta::kBlockN / Cta::kCluster;
+  const int box_n = arguments.gated ? 64 : Cta::kShareB;
   if (error.empty()) {
     error = make_operand_map(arguments.b, params, params.b, false, arguments.b_k_major, box_n);
   }

@@ -32,7 +32,6 @@ using Cooperative128x192 = CtaTile<Schedule::kCooperative, 128, 192, 4>;
 using Cooperative128x128 = CtaTile<Schedule::kCooperative, 128, 128, 6>;
 using Cooperative192x192 = CtaTile<Schedule::kCooperative, 192, 192, 3, 1, 3>;
 using Cooperative128x64 = CtaTile<Schedule::kCooperative, 128, 64, 8>;
-using Cooperative64x128Cluster = CtaTile<Schedule::kCooperative, 64, 128, 8, 2>;
 using Cooperative64x128 = CtaTile<Schedule::kCooperative, 64, 128, 8>;
 using PingPong128x128 = CtaTile<Schedule::kPingPong, 128, 128, 5>;
 using PingPong128x128Cluster = CtaTile<Schedule::kPingPong, 128, 128, 5, 2>;

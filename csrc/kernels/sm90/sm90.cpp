@@ -36,7 +36,6 @@ constexpr TileConfig config_of(std::string_view name, double mac_per_cycle) {
           .threads = Cta::kThreads,
           .stages = Cta::kStages,
           .shared_memory_bytes = sizeof(sm90::SharedMemory<Cta>),
-          .ctas_per_sm = Cta::kCtasPerSm,
           .mac_per_cycle = mac_per_cycle,
           .max_cluster_split = Cta::max_split()};
 }
@@ -58,7 +57,6 @@ constexpr std::array kConfigs = {
     config_of<sm90::Cooperative128x192>("128x192", 1516.0),
     config_of<sm90::Cooperative128x128>("128x128", 1745.0),
     config_of<sm90::Cooperative128x64>("128x64", 997.0),
-    config_of<sm90::Cooperative64x128Cluster>("64x128_cluster", 950.0),
     config_of<sm90::Cooperative64x128>("64x128", 900.0),
 };
 constexpr std::array<Traits, kConfigs.size()> kTraits = {
@@ -70,7 +68,6 @@ constexpr std::array<Traits, kConfigs.size()> kTraits = {
     traits_of<sm90::Cooperative128x192>(2.10, 2.33, 0.592),
     traits_of<sm90::Cooperative128x128>(3.80, 0.00, 0.577),
     traits_of<sm90::Cooperative128x64>(2.02, 0.67, 0.598),
-    traits_of<sm90::Cooperative64x128Cluster>(2.68, 0.29, 0.598),
     traits_of<sm90::Cooperative64x128>(2.68, 0.29, 0.598),
 };
 constexpr double kPeakMacPerCycle = 2048.0;   // per SM, 16-bit operands
