@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shapes import Shape, shape_of
 from torch_gemm._digest import source_digest
 from torch_gemm.console import CommandError
 from torch_gemm.ladder.picture import draw, drawn_digest, result_digest
@@ -61,10 +62,10 @@ def render(text: str, results: Path = RESULTS) -> str:
 
 
 def block_of(name: str, results: Path = RESULTS) -> str:
-    """The Markdown of one block, or a sentence where its first result does not exist yet."""
+    """The Markdown of one block, or what stands for it where its first result does not exist yet."""
     kind = kind_of(name)
     first, *others = [load(source, results) for source in kind.sources]
-    return kind.markdown(first, *others) if first else NOT_MEASURED
+    return kind.markdown(first, *others) if first else kind.missing
 
 
 def load(source: str, results: Path) -> Result | None:
@@ -107,16 +108,35 @@ def side_by_side(result: Result) -> str:
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> str:
-    """One line a shape: torch, tgemm's own choice and what it chose, and their ratio."""
+    """One line a shape: torch, tgemm's own choice and what it chose, and their ratio.
+
+    Layouts and epilogues have columns where they are not all the default.
+    """
+    shapes = [shape_of(row) for row in rows]
+    columns = ["dtype"] + [
+        name
+        for name in ("layout", "epilogue")
+        if any(getattr(shape, name) != getattr(Shape, name) for shape in shapes)
+    ]
     return _table(
-        "| M x N x K | dtype | torch | tgemm | kernel | speed-up |",
-        "|---|---|---:|---:|---|---:|",
+        f"| M x N x K | {' | '.join(columns)} | torch | tgemm | kernel | speed-up |",
+        f"|---|{'---|' * len(columns)}---:|---:|---|---:|",
         (
-            f"| {row['m']} x {row['n']} x {row['k']} | {row['dtype']} "
+            f"| {shape.m} x {shape.n} x {shape.k} "
+            f"| {' | '.join(getattr(shape, name) or '-' for name in columns)} "
             f"| {_time(row['contenders']['torch'])} | {_time(row['contenders']['tgemm'])} "
             f"| `{row['chosen']}` | {row['ratio']:.2f} |"
-            for row in rows
+            for row, shape in zip(rows, shapes, strict=True)
         ),
+    )
+
+
+def fused(result: Result) -> str:
+    """The table of fused epilogues, and what torch does for each."""
+    return (
+        "Fused epilogues beside what they replace: torch's linear (with its bias for `bias` and `gelu`) and then "
+        "the\nactivation or addition; for `swiglu`, N columns each of gate and up, one product of both and a "
+        f"compiled\n`silu(gate) * up`.\n\n{side_by_side(result)}"
     )
 
 
@@ -334,13 +354,16 @@ class Kind:
     """What a block shows: the names of its results, and what makes Markdown of them.
 
     `markdown` gets one argument for each source, None where it does not exist; the first always does.
+    `missing` is shown where the first does not exist.
     """
 
     sources: tuple[str, ...]
     markdown: Callable[..., str]
+    missing: str = NOT_MEASURED
 
 
 BLOCKS = {
+    "fused": Kind(("fused",), fused, missing=""),
     "ladder": Kind(("ladder_nn_fp16", "ladder_nt_fp16", "ladder_nn_fp32"), ladder),
     "ladder-measured": Kind(("ladder_nn_fp16",), ladder_measured),
     "ladder-layouts": Kind(("ladder_nn_fp16", "ladder_nt_fp16"), ladder_layouts),

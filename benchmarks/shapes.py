@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 DTYPES = ("fp16", "bf16", "fp32", "tf32")
+EPILOGUES = ("", "bias", "gelu", "silu", "residual", "swiglu")
+LAYOUTS = ("nt", "nn", "tn", "tt")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """``x (M, K) @ weight (N, K).T``, the layout of nn.Linear.
+    """``x (M, K) @ weight (N, K).T``, and what follows it.
 
     `dtype` is one of DTYPES; "tf32" is FP32 operands with TF32 allowed, for torch and for tgemm.
     `force` are kernels to measure besides the automatic choice.
+    `epilogue` is one of EPILOGUES: "gelu" adds a bias first, "swiglu" multiplies by a packed weight (2N, K)
+    and gives ``silu(gate) * up``.
+    `layout` is one of LAYOUTS, a letter each for x and for weight.T: "n" lies row-major in memory, "t" is
+    the transpose of what does. "nt" is the layout of nn.Linear.
     """
 
     m: int
@@ -20,20 +27,34 @@ class Shape:
     k: int
     dtype: str
     force: tuple[str, ...] = ()
+    epilogue: str = ""
+    layout: str = "nt"
 
     def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k} {self.dtype}"
+        layout = "" if self.layout == "nt" else self.layout
+        words = (f"{self.m}x{self.n}x{self.k}", self.dtype, layout, self.epilogue)
+        return " ".join(word for word in words if word)
+
+    @property
+    def weight_rows(self) -> int:
+        """N, or 2N where gate and up are packed into one weight."""
+        return 2 * self.n if self.epilogue == "swiglu" else self.n
 
     @property
     def flops(self) -> float:
-        """Multiplications and additions."""
-        return 2.0 * self.m * self.n * self.k
+        """Multiplications and additions of the product."""
+        return 2.0 * self.m * self.weight_rows * self.k
 
     @property
     def bytes(self) -> int:
         """Of the operands and the output."""
         size = 2 if self.dtype in ("fp16", "bf16") else 4
-        return size * (self.m * self.k + self.n * self.k + self.m * self.n)
+        elements = self.m * self.k + self.weight_rows * self.k + self.m * self.n
+        if self.epilogue in ("bias", "gelu"):
+            elements += self.n
+        if self.epilogue == "residual":
+            elements += self.m * self.n
+        return size * elements
 
 
 LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # N and K
@@ -70,7 +91,36 @@ SUITES: dict[str, tuple[Shape, ...]] = {
             (4096, 768, 768),
         )
     ),
+    # What an epilogue costs over the plain product, and SwiGLU over one product of 2N columns.
+    "fused": (
+        *(
+            Shape(m, n, k, "bf16", epilogue=epilogue)
+            for m, n, k in ((2048, 14336, 4096), (6304, 3072, 768), (2048, 1536, 384))
+            for epilogue in ("", "bias", "gelu", "silu", "residual")
+        ),
+        Shape(2048, 28672, 4096, "bf16"),
+        Shape(2048, 14336, 4096, "bf16", epilogue="swiglu"),
+        Shape(512, 14336, 4096, "bf16", epilogue="swiglu"),
+        Shape(4096, 3072, 1024, "bf16", epilogue="swiglu"),
+    ),
+    # sm90 beyond BF16 as nn.Linear has it: TF32, other layouts, sizes and strides that TMA cannot read.
+    "other": (
+        Shape(4096, 4096, 4096, "tf32"),
+        Shape(2048, 6144, 4096, "tf32"),
+        Shape(2048, 4096, 4096, "tf32", layout="nn"),
+        *(Shape(2048, 6144, 4096, "bf16", layout=layout) for layout in ("nn", "tn", "tt")),
+        Shape(100, 4096, 4096, "bf16", layout="tt"),  # x has a leading stride of 100
+        Shape(1024, 4096, 4095, "bf16"),
+        Shape(1021, 2039, 4093, "bf16"),
+        Shape(1024, 4097, 4096, "bf16", layout="nn"),
+    ),
 }
+
+
+def shape_of(row: dict[str, Any]) -> Shape:
+    """What a row of a stored result measured; what it does not say has its default."""
+    known = {field.name: row[field.name] for field in fields(Shape) if field.name in row}
+    return Shape(**known | {"force": tuple(row.get("force", ()))})
 
 
 def parse_shape(text: str, dtype: str) -> Shape:

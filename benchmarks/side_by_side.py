@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import torch_gemm
-from benchmarks.shapes import DTYPES, SUITES, Shape, parse_shape
+from benchmarks.shapes import DTYPES, SUITES, Shape, parse_shape, shape_of
 from torch_gemm.measure import (
     ROUNDS,
     CpuRunner,
@@ -43,42 +43,83 @@ STORAGE = {
     "tf32": torch.float32,
 }
 
-Inputs = tuple[Tensor, Tensor]  # x (M, K) and weight (N, K)
-Contender = Callable[[Tensor, Tensor], Tensor]
+Inputs = tuple[
+    Tensor, ...
+]  # x (M, K), weight (N, K), and bias (N,) or residual (M, N) if there is one
+Contender = Callable[..., Tensor]
+
+
+def torch_contender(epilogue: str) -> Contender:
+    """What a user of torch writes."""
+    linear = torch.nn.functional.linear
+    if epilogue == "gelu":
+        return lambda x, weight, bias: torch.nn.functional.gelu(linear(x, weight, bias))
+    if epilogue == "silu":
+        return lambda x, weight: torch.nn.functional.silu(linear(x, weight))
+    if epilogue == "residual":
+        return lambda x, weight, residual: linear(x, weight) + residual
+    if epilogue == "swiglu":
+        gated = torch.compile(silu_times, dynamic=False)
+        return lambda x, weight: gated(linear(x, weight))
+    return lambda x, weight, *bias: linear(x, weight, *bias)
+
+
+def silu_times(packed: Tensor) -> Tensor:
+    """``silu(gate) * up`` of the two halves of the columns."""
+    gate, up = packed.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def tgemm_arguments(shape: Shape, inputs: Inputs) -> tuple[Sequence[Tensor | None], dict[str, Any]]:
+    """Operands and options of tgemm.linear, or of linear_glu for "swiglu"."""
+    options = {"precision": {"fp32": "ieee", "tf32": "tf32"}.get(shape.dtype)}
+    x, weight, *rest = inputs
+    if shape.epilogue == "swiglu":
+        return (x, *weight.chunk(2)), options
+    if shape.epilogue in ("gelu", "silu"):
+        options["activation"] = shape.epilogue
+    return (x, weight, *([None] if shape.epilogue == "residual" else []), *rest), options
 
 
 def contenders_of(shape: Shape, forced: Sequence[str]) -> dict[str, Contender]:
     """torch, torch once more as a control, tgemm's own choice, and tgemm with each forced kernel."""
-    precision = {"fp32": "ieee", "tf32": "tf32"}.get(shape.dtype)
+    op = torch.ops.tgemm.linear_glu if shape.epilogue == "swiglu" else torch.ops.tgemm.linear
 
-    def torch_linear(x: Tensor, weight: Tensor) -> Tensor:
-        return torch.nn.functional.linear(x, weight)
-
-    def tgemm_linear(force: str | None) -> Contender:
-        def run(x: Tensor, weight: Tensor) -> Tensor:
-            return torch.ops.tgemm.linear(x, weight, precision=precision, force_kernel=force)
+    def tgemm_contender(force: str | None) -> Contender:
+        def run(*inputs: Tensor) -> Tensor:
+            operands, options = tgemm_arguments(shape, inputs)
+            return op(*operands, **options, force_kernel=force)
 
         return run
 
-    contenders: dict[str, Contender] = {
-        "torch": torch_linear,
-        "torch (control)": torch_linear,
-        "tgemm": tgemm_linear(None),
+    in_torch = torch_contender(shape.epilogue)
+    contenders = {
+        "torch": in_torch,
+        "torch (control)": in_torch,
+        "tgemm": tgemm_contender(None),
     }
-    contenders |= {f"tgemm {force}": tgemm_linear(force) for force in forced}
+    contenders |= {f"tgemm {force}": tgemm_contender(force) for force in forced}
     return contenders
 
 
 def make_inputs(shape: Shape, device: str, l2_bytes: int) -> list[Inputs]:
     """Enough sets of random inputs that one pass over all of them leaves nothing useful in L2."""
-    dtype = STORAGE[shape.dtype]
-    return [
-        (
-            torch.randn(shape.m, shape.k, device=device).to(dtype),
-            torch.randn(shape.n, shape.k, device=device).to(dtype),
-        )
-        for _ in range(input_sets(shape.bytes, l2_bytes))
-    ]
+
+    def random(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, device=device).to(STORAGE[shape.dtype])
+
+    def one_set() -> Inputs:
+        of_x, of_weight = shape.layout
+        rows = shape.weight_rows
+        x = random(shape.m, shape.k) if of_x == "n" else random(shape.k, shape.m).t()
+        weight = random(rows, shape.k) if of_weight == "t" else random(shape.k, rows).t()
+        if shape.epilogue in ("bias", "gelu"):
+            return x, weight, random(shape.n)
+        if shape.epilogue == "residual":
+            return x, weight, random(shape.m, shape.n)
+        return x, weight
+
+    return [one_set() for _ in range(input_sets(shape.bytes, l2_bytes))]
 
 
 def relative_difference(actual: Tensor, expected: Tensor) -> float:
@@ -105,7 +146,7 @@ def measure(shape: Shape, contenders: dict[str, Contender], runner: Runner, roun
                 refused[name] = str(error).splitlines()[0]
                 continue
             replays[name] = runner.capture(
-                lambda run=contender: [run(x, weight) for x, weight in inputs]
+                lambda run=contender: [run(*one_set) for one_set in inputs]
             )
         times = time_in_turn(replays, runner, rounds)
 
@@ -137,9 +178,12 @@ def plan_of(shape: Shape, inputs: Inputs, runner: Runner) -> str | None:
     """The kernel that tgemm chooses for a shape."""
     if runner.device == "cpu":
         return None
-    x, weight = inputs
-    precision = {"fp32": "ieee", "tf32": "tf32"}.get(shape.dtype)
-    return json.loads(torch.ops.tgemm._plan(x, weight.t(), precision=precision)).get("plan")
+    (x, weight, *rest), options = tgemm_arguments(shape, inputs)
+    if shape.epilogue == "swiglu":
+        plan = torch.ops.tgemm._linear_glu_plan(x, weight, *rest, **options)
+    else:
+        plan = torch.ops.tgemm._plan(x, weight.t(), *rest, **options)
+    return json.loads(plan).get("plan")
 
 
 def forced_configurations(
@@ -195,7 +239,7 @@ def run_suite(name: str, shapes: Sequence[Shape], runner: Runner, rounds: int) -
 
 def line_of(row: dict[str, Any]) -> str:
     """A row for the terminal."""
-    parts = [f"{row['m']}x{row['n']}x{row['k']} {row['dtype']}:"]
+    parts = [f"{shape_of(row)}:"]
     parts += [
         f"{name} {contender['us']:.1f} us ({contender['tflops']:.0f} TFLOP/s)"
         for name, contender in row["contenders"].items()

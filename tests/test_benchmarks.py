@@ -20,10 +20,18 @@ def tiny_suite(monkeypatch):
 
 
 def test_shapes():
-    assert all(shape.dtype in shapes.DTYPES for suite in SUITES.values() for shape in suite)
+    for shape in (shape for suite in SUITES.values() for shape in suite):
+        assert shape.dtype in shapes.DTYPES
+        assert shape.epilogue in shapes.EPILOGUES
+        assert shape.layout in shapes.LAYOUTS
     assert parse_shape("2048x6144x4096", "bf16") == Shape(2048, 6144, 4096, "bf16")
     assert Shape(2, 3, 4, "fp16").flops == 48
     assert Shape(2, 3, 4, "fp16").bytes == 2 * (8 + 12 + 6)
+    assert Shape(2, 3, 4, "fp16", epilogue="swiglu").flops == 96
+    for epilogue, extra in (("bias", 3), ("gelu", 3), ("silu", 0), ("residual", 6), ("swiglu", 12)):
+        assert Shape(2, 3, 4, "fp16", epilogue=epilogue).bytes == 2 * (8 + 12 + 6 + extra)
+    assert str(Shape(2, 3, 4, "fp16")) == "2x3x4 fp16"
+    assert str(Shape(2, 3, 4, "fp16", epilogue="gelu", layout="tn")) == "2x3x4 fp16 tn gelu"
     for text in ("12x34", "axbxc", "1x2x0"):
         with pytest.raises(ValueError, match=text):
             parse_shape(text, "fp16")
@@ -70,6 +78,43 @@ def test_suite_on_the_cpu(tiny_suite, tmp_path, capsys):
     block = render.block_of("foundation", tmp_path)
     assert "| 16 x 24 x 32 | fp32 |" in block
     assert torch.__version__ in block
+
+
+def test_layouts():
+    strides = {"nt": ((4, 1), (4, 1)), "nn": ((4, 1), (1, 3)), "tn": ((1, 2), (1, 3))}
+    strides["tt"] = ((1, 2), (4, 1))
+    for layout in shapes.LAYOUTS:
+        x, weight = side_by_side.make_inputs(Shape(2, 3, 4, "fp32", layout=layout), "cpu", 1)[0]
+        assert (x.shape, weight.shape) == ((2, 4), (3, 4))
+        assert (x.stride(), weight.stride()) == strides[layout]
+
+
+def test_epilogues_and_layouts_on_the_cpu(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(measure, "TURN_MS", 0.01)
+    suite = [Shape(16, 24, 32, "fp32", epilogue=epilogue) for epilogue in shapes.EPILOGUES]
+    suite += [Shape(16, 24, 32, "fp32", layout=layout) for layout in shapes.LAYOUTS]
+    suite.append(Shape(15, 23, 31, "tf32", epilogue="swiglu", layout="tn"))
+    monkeypatch.setitem(SUITES, "fused", suite)
+    path = tmp_path / "fused.json"
+    assert render.block_of("fused", tmp_path) == ""
+    arguments = ["--suite", "fused", "--device", "cpu", "--rounds", "1", "--output", str(path)]
+    assert side_by_side.main(arguments) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [shapes.shape_of(row) for row in rows] == suite
+    for row in rows:
+        for contender in row["contenders"].values():
+            assert contender["largest_relative_difference"] < 1e-5
+    assert "15x23x31 tf32 tn swiglu: " in capsys.readouterr().out
+
+    block = render.block_of("fused", tmp_path)
+    assert "| M x N x K | dtype | layout | epilogue | torch |" in block
+    assert "| 16 x 24 x 32 | fp32 | nt | - |" in block
+    assert "| 15 x 23 x 31 | tf32 | tn | swiglu |" in block
+
+
+def test_results_without_epilogue_and_layout():
+    row = {"m": 2, "n": 3, "k": 4, "dtype": "fp16", "force": ["simt"], "ratio": 1.0}
+    assert shapes.shape_of(row) == Shape(2, 3, 4, "fp16", ("simt",))
 
 
 def test_wrong_results_show(tiny_suite):
