@@ -390,11 +390,6 @@ VERDICTS = (
 )
 
 
-# What configurations without the common epilogue say of other outputs. If they said it of all, no problem
-# would be left for `Ledger.verify`, and the launches that test_matrix expects would be missing.
-REFUSED = "TMA cannot write what its epilogue makes"
-
-
 def check(case: Case, device: str) -> Tensor:
     """Runs a case twice; returns the four VERDICTS, FP64 on the device: each must be at most 1 or 0.
 
@@ -466,8 +461,6 @@ class Ledger:
         try:
             self._verdicts.append(check(case, self.device))
         except Exception as error:
-            if str(error).endswith(REFUSED):
-                return
             raise AssertionError(f"{case} (TGEMM_TEST_SEED={BASE_SEED}): {error}") from error
         self._cases.append(case)
 
