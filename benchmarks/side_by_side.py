@@ -43,9 +43,8 @@ STORAGE = {
     "tf32": torch.float32,
 }
 
-Inputs = tuple[
-    Tensor, ...
-]  # x (M, K), weight (N, K), and bias (N,) or residual (M, N) if there is one
+# x (M, K), weight (N, K), and bias (N,) or residual (M, N) if there is one.
+Inputs = tuple[Tensor, ...]
 Contender = Callable[..., Tensor]
 
 

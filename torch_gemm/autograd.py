@@ -450,18 +450,9 @@ def _linear_preact(
     return _below_autograd(_LINEAR_PREACT, keyset, input, weight, bias, residual, **options)
 
 
-def _linear_glu(
-    keyset: Any,
-    input: Tensor,
-    gate_weight: Tensor,
-    up_weight: Tensor,
-    gate_bias: Tensor | None = None,
-    up_bias: Tensor | None = None,
-    **options: Any,
-) -> Tensor:
-    tensors = input, gate_weight, up_weight, gate_bias, up_bias
+def _linear_glu(keyset: Any, *tensors: Tensor | None, **options: Any) -> Tensor:
     if _wants_gradient(*tensors):
-        return _LinearGluPreact.apply(keyset, *tensors, options)[0]
+        return _linear_glu_preact(keyset, *tensors, **options)[0]
     return _below_autograd(_LINEAR_GLU, keyset, *tensors, **options)
 
 
