@@ -74,6 +74,7 @@ def test_matrix(config: Config, mode: str, ledger: Ledger):
             alignment=alignment,
             epilogue=epilogue,
             out_layout=rng.choice(config.out_layouts(layout)),
+            across=rng.random() < 0.2,
             force_kernel=config.force(split_k),
         )
         case = config.fit(case)
