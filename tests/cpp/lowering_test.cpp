@@ -348,8 +348,8 @@ TEST(Lower, ScatteredOutputIsOneSentence) {
   EXPECT_NE(lowered.error.find("(100, 3)"), std::string::npos) << lowered.error;
 }
 
-TEST(Lower, ABiasIsTheSameForAllRowsAlsoWhereThereIsOne) {
-  for (int64_t rows : {1, 5}) {
+TEST(Lower, ABiasIsTheSameForAllRowsAlsoOfOne) {
+  for (int64_t rows : {0, 1, 5}) {
     const Tensor a({rows, 8}), b({8, 6}), out({rows, 6}), bias({6});
     LoweringRequest biased = request(a, b, out);
     biased.bias = biased.up_bias = bias;

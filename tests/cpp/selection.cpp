@@ -50,7 +50,10 @@ std::string answer(std::istream& words) {
     const auto found = tensors.find(which);
     return found == tensors.end() ? std::nullopt : std::optional<TensorView>(found->second);
   };
-  LoweringRequest request{.a = tensors.at("a"), .b = tensors.at("b"), .out = tensors.at("out")};
+  LoweringRequest request;
+  request.a = tensors.at("a");
+  request.b = tensors.at("b");
+  request.out = tensors.at("out");
   request.bias = optional("bias");
   request.residual = optional("residual");
   request.preact = optional("preact");
