@@ -105,9 +105,15 @@ EPILOGUES = {
         bias_dtype=torch.float32,
         residual_dtype=torch.float32,
     ),
+    "fp32 bias": Epilogue(bias=True, activation="relu", out_dtype=torch.float32),
+    "fp32 residual": Epilogue(
+        bias=True, residual="full", out_dtype=torch.float32, residual_dtype=torch.float32
+    ),
+    "residual of another dtype": Epilogue(residual="full", out_dtype=torch.float32),
     "residual row": Epilogue(bias=True, activation="relu", residual="row"),
     "residual column": Epilogue(residual="column"),
     "swiglu": Epilogue(bias=True, activation="silu", gated=True),
+    "geglu": Epilogue(activation="gelu_tanh", gated=True),
     "geglu fp32 out": Epilogue(activation="gelu_tanh", gated=True, out_dtype=torch.float32),
     "reglu preact": Epilogue(
         bias=True, activation="relu", gated=True, preact=True, bias_dtype=torch.float32
@@ -129,6 +135,8 @@ class Case:
     alignment: str = "aligned"
     epilogue: str = "none"
     out_layout: str = "row"  # or "column"
+    out_alignment: str | None = None  # of out and residual; by default that of the operands
+    across: bool = False  # the residual lies against the grain of out
     scale: float = 1.0  # of both operands
     force_kernel: str | None = None
     seed: int = 0
@@ -227,15 +235,19 @@ def draw(case: Case, device: str) -> Operands:
     """Fresh normally distributed operands, each in a window of its own amid NaNs."""
     mode, epilogue = MODES[case.mode], EPILOGUES[case.epilogue]
     generator = torch.Generator(device).manual_seed(BASE_SEED + case.seed)
-    alignment = ALIGNMENTS[case.alignment]
 
     def matrix(
-        rows: int, columns: int, column_major: bool, dtype: torch.dtype, scale: float = 1.0
+        rows: int,
+        columns: int,
+        column_major: bool,
+        dtype: torch.dtype,
+        scale: float = 1.0,
+        alignment: str = case.alignment,
     ) -> Tensor:
         values = torch.randn(rows, columns, generator=generator, device=device) * scale
         if mode.precision == "tf32":  # kernels may break ties as they like
             values = without_ties(values)
-        return place(values.to(dtype), alignment, column_major, math.nan)
+        return place(values.to(dtype), ALIGNMENTS[alignment], column_major, math.nan)
 
     a = matrix(case.m, case.k, case.layout[0] == "t", mode.dtype, case.scale)
     b = matrix(case.k, case.n, case.layout[1] == "t", mode.dtype, case.scale)
@@ -251,10 +263,25 @@ def draw(case: Case, device: str) -> Operands:
     if epilogue.residual is not None:
         rows = 1 if epilogue.residual == "row" else case.m
         columns = 1 if epilogue.residual == "column" else case.n
-        # Now and then against the grain of the output.
-        column_major = (case.out_layout == "column") != (case.seed % 5 == 0)
-        residual = matrix(rows, columns, column_major, epilogue.residual_dtype or mode.dtype)
+        residual = matrix(
+            rows,
+            columns,
+            (case.out_layout == "column") != case.across,
+            epilogue.residual_dtype or mode.dtype,
+            alignment=case.out_alignment or case.alignment,
+        )
     return Operands(a, b, bias, residual, up, up_bias)
+
+
+def out_dtype(case: Case) -> torch.dtype:
+    return EPILOGUES[case.epilogue].out_dtype or MODES[case.mode].dtype
+
+
+def poisoned_out(case: Case, device: str) -> Tensor:
+    """NaNs for the result to replace, in a window of their own amid the guard pattern."""
+    poison = torch.full((case.m, case.n), math.nan, dtype=out_dtype(case), device=device)
+    alignment = ALIGNMENTS[case.out_alignment or case.alignment]
+    return place(poison, alignment, case.out_layout == "column", GUARD_VALUE)
 
 
 def glu_arguments(operands: Operands) -> tuple[Tensor | None, ...]:
@@ -397,9 +424,7 @@ def check(case: Case, device: str) -> Tensor:
     """
     mode, epilogue = MODES[case.mode], EPILOGUES[case.epilogue]
     operands = draw(case, device)
-    out_dtype = epilogue.out_dtype or mode.dtype
-    poison = torch.full((case.m, case.n), math.nan, dtype=out_dtype, device=device)
-    out = place(poison, ALIGNMENTS[case.alignment], case.out_layout == "column", GUARD_VALUE)
+    out = poisoned_out(case, device)
     call(case, operands, out)
     first = out.clone()
     out.fill_(math.nan)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 
 import torch
-from problems import ALIGNMENTS, EPILOGUES, LAYOUTS, MODES, Case
+from problems import ALIGNMENTS, EPILOGUES, LAYOUTS, MODES, Case, out_dtype
 from torch import Tensor
 
 from torch_gemm import _library
@@ -34,7 +34,15 @@ class Promise:
     one_k_in_any_layout: bool = False
     # Of all these, only problems with an operand that TMA cannot read as it is.
     packs: bool = False
+    # Of all these, only problems whose outputs TMA can write, see writes_out.
+    writes_out: bool = False
+    # One kernel makes gated products, of those whose outputs TMA can write.
+    gates: bool = False
 
+
+SM90 = Promise(("fp16", "bf16"), aligned=True)
+SM90_TF32 = Promise(("fp32/tf32",), layouts=("nt",), aligned=True, one_k_in_any_layout=True)
+SM90_PACKED = Promise(("fp32/bf16", "fp32/fp16", "fp32/tf32", "fp16", "bf16"), packs=True)
 
 # By the name of the kernel and its configuration; the first pattern that matches counts.
 PROMISES = {
@@ -49,12 +57,16 @@ PROMISES = {
     "wmma*:*": Promise(("fp16", "bf16", "fp32/bf16", "fp32/fp16")),
     "volta_mma:*": Promise(("fp16", "fp32/fp16")),
     "wgmma:*_staged": Promise(("fp16", "bf16", "fp32/bf16", "fp32/fp16")),
-    "sm90:*": Promise(("fp16", "bf16"), aligned=True),
-    "sm90_tf32:*": Promise(("fp32/tf32",), layouts=("nt",), aligned=True, one_k_in_any_layout=True),
-    "sm90_packed:*": Promise(
-        ("fp32/bf16", "fp32/fp16", "fp32/tf32", "fp16", "bf16"),
-        packs=True,
-    ),
+    # Three consumers have no registers for the common epilogue.
+    "sm90:192x192": dataclasses.replace(SM90, writes_out=True),
+    "sm90_tf32:192x192": dataclasses.replace(SM90_TF32, writes_out=True),
+    "sm90_packed:192x192": dataclasses.replace(SM90_PACKED, writes_out=True),
+    # A consumer that has 128 columns has 64 of each weight.
+    "sm90:128x128*": dataclasses.replace(SM90, gates=True),
+    "sm90:128x256*": dataclasses.replace(SM90, gates=True),
+    "sm90:*": SM90,
+    "sm90_tf32:*": SM90_TF32,
+    "sm90_packed:*": SM90_PACKED,
     "wgmma:*": Promise(("fp16", "bf16"), aligned=True),
     "simt:*_staged": Promise(("fp16", "bf16", "fp32")),
     "simt:*": Promise(("fp32",)),
@@ -88,6 +100,35 @@ def has_to_be_packed(case: Case) -> bool:
         if case.mode == "fp32/tf32" and not k_major and max(mn, case.k) > 1:
             return True
     return False
+
+
+def writes_out(case: Case) -> bool:
+    """Whether sm90 can write the outputs through TMA, in one kernel and with all that is done to them."""
+    epilogue = EPILOGUES[case.epilogue]
+    dtype = out_dtype(case)
+    wide = dtype == torch.float32
+    # As the kernel sees them: a column-major out is the transpose of a row-major one.
+    row_major = case.out_layout == "row" or max(case.m, case.n) <= 1
+    rows, columns = (case.m, case.n) if row_major else (case.n, case.m)
+    alignment = ALIGNMENTS[case.out_alignment or case.alignment]
+    if epilogue.preact or columns * dtype.itemsize % 16 != 0:
+        return False
+    if alignment.offset * dtype.itemsize % 16 != 0 or (alignment.odd_stride and rows > 1):
+        return False
+    # Only relu is as accurate as FP32 needs.
+    if wide and (epilogue.gated or epilogue.activation not in (None, "relu")):
+        return False
+    if epilogue.gated and (not row_major or case.k == 0):
+        return False
+    if epilogue.bias and not row_major:
+        return False
+    if epilogue.residual is None:
+        return True
+    whole = "row" if row_major else "column"  # is what a single row is
+    if epilogue.residual != "full" and not (rows == 1 and epilogue.residual == whole):
+        return False
+    same_dtype = (epilogue.residual_dtype or MODES[case.mode].dtype) == dtype
+    return same_dtype and not case.across
 
 
 @dataclass(frozen=True)
@@ -142,10 +183,20 @@ class Config:
         )
 
     def fit(self, case: Case) -> Case:
-        """The next case that it promises to run: with larger sizes, or with less aligned operands."""
+        """The next case that it promises to run: with larger sizes, or with operands aligned otherwise.
+
+        What it never runs, such as an epilogue, stays.
+        """
+        if self.promise.writes_out and not writes_out(case):
+            name = "n" if case.out_layout == "row" else "m"
+            step = 16 // out_dtype(case).itemsize
+            size = -(-getattr(case, name) // step) * step
+            case = dataclasses.replace(case, out_alignment="aligned", across=False, **{name: size})
         if self.promise.packs and not has_to_be_packed(case):
             unaligned = [dataclasses.replace(case, alignment=a) for a in ("offset 1", "odd stride")]
-            return next(filter(has_to_be_packed, unaligned), case)
+            case = next(filter(has_to_be_packed, unaligned), case)
+            if self.promise.writes_out:
+                case = dataclasses.replace(case, out_alignment="aligned")
         if not self.promise.whole_chunks:
             return case
         step = chunk(case.mode)
@@ -164,7 +215,16 @@ class Config:
             and case.alignment in self.alignments(case.mode)
             and case == self.fit(case)
             and (has_to_be_packed(case) or not self.promise.packs)
+            and (self._writes_out(case) or not self.promise.writes_out)
         )
+
+    def gates(self, case: Case) -> bool:
+        """Whether it promises to run this gated product in one kernel."""
+        return self.promise.gates and self.runs(case) and writes_out(case)
+
+    def _writes_out(self, case: Case) -> bool:
+        # Of a gated product in two kernels, the second multiplies by what the first has written.
+        return writes_out(case) and (self.promise.gates or not EPILOGUES[case.epilogue].gated)
 
     def operand(self, matrix: Tensor) -> Tensor:
         """The same matrix or matrices, with an odd leading stride where the configuration needs it."""

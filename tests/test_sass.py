@@ -8,6 +8,7 @@ accumulator, a 128-bit load that became four, Tensor Cores that are not used.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -18,8 +19,10 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import torch
 
 import torch_gemm._digest as build
+from torch_gemm import _library
 
 LIBRARY = build.LIBRARY_FOLDER / "libtgemm_cuda.so"
 
@@ -514,6 +517,57 @@ def test_wgmma_reads_shared_memory_by_itself(kernels: list[Kernel], name: str) -
     _report(complaints())
 
 
+@dataclass(frozen=True)
+class Sm90Tile:
+    """The template arguments of one sm90 kernel, and what follows from them (cta_tile.hpp)."""
+
+    ping_pong: bool
+    block_m: int
+    block_n: int
+    stages: int
+    cluster: int
+    consumers: int
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> Sm90Tile:
+        arguments = re.search(r"CtaTile<\(.*?\)([\d, ]+)>", kernel.name)
+        assert arguments, kernel.name
+        schedule, *sizes = map(int, arguments[1].split(", "))
+        return cls(schedule == 1, *sizes)
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.consumers)
+
+    @property
+    def registers(self) -> int:
+        """Per thread: all of an SM's, which setmaxnreg only moves from warpgroup to warpgroup."""
+        return 65536 // self.threads // 8 * 8
+
+    @property
+    def columns(self) -> int:
+        """Of a consumer's part of a tile."""
+        splits = self.block_m == 64 and not self.ping_pong
+        return self.block_n // self.consumers if splits else self.block_n
+
+    @property
+    def blocks(self) -> int:
+        """Of 64 rows, of a consumer's part of a tile."""
+        return max(1, self.block_m // 64 // (1 if self.ping_pong else self.consumers))
+
+    @property
+    def gates(self) -> bool:
+        return self.columns % 128 == 0
+
+    @property
+    def splits_within_a_cluster(self) -> bool:
+        return not self.ping_pong and self.cluster == 1 and self.consumers == 2
+
+    @property
+    def common_epilogue(self) -> bool:
+        return self.consumers == 2
+
+
 def test_sm90_is_what_it_says(kernels: list[Kernel]) -> None:
     """wgmma between mbarriers, TMA both ways (by multicast in clusters), registers where they are needed."""
     if "sm_90a" not in {kernel.architecture for kernel in kernels}:
@@ -522,16 +576,12 @@ def test_sm90_is_what_it_says(kernels: list[Kernel]) -> None:
     def complaints() -> Iterator[str]:
         operand_types = 9  # FP16 and BF16 in four layouts each, TF32: a main loop for each
         for kernel in _named(kernels, "sm90_gemm"):
-            tile = re.search(r"CtaTile<\(.*?\)(\d+), (\d+), (\d+), \d+, (\d+), (\d+)>", kernel.name)
-            assert tile, kernel.name
-            ping_pong, clustered = tile[1] == "1", int(tile[4]) > 1
-            block_m, block_n, consumers = int(tile[2]), int(tile[3]), int(tile[5])
-            columns = block_n // 2 if block_m == 64 and not ping_pong else block_n
-            blocks = max(1, block_m // 64 // (1 if ping_pong else consumers))
-            multiplies = kernel.count(rf"HGMMA\.64x{columns}x(16|8)\.F32")
-            if multiplies != operand_types * 4 * blocks or kernel.count(r"HGMMA\.") != multiplies:
-                yield f"{kernel}: {multiplies} HGMMA, not {operand_types * 4 * blocks}"
-            if kernel.in_main_loop(r"HGMMA\.") != 4 * blocks:
+            tile = Sm90Tile.of(kernel)
+            steps = 4 * tile.blocks  # of a k-tile
+            multiplies = kernel.count(rf"HGMMA\.64x{tile.columns}x(16|8)\.F32")
+            if multiplies != operand_types * steps or kernel.count(r"HGMMA\.") != multiplies:
+                yield f"{kernel}: {multiplies} HGMMA, not {operand_types * steps}"
+            if kernel.in_main_loop(r"HGMMA\.") != steps:
                 yield f"{kernel}: more or less than one k-tile in the main loop"
             # Else the compiler has put the instructions of a k-tile one after the other.
             if kernel.count(r"WARPGROUP\.ARRIVE") != operand_types:
@@ -540,23 +590,49 @@ def test_sm90_is_what_it_says(kernels: list[Kernel]) -> None:
                 yield f"{kernel}: does not wait for an mbarrier in the main loop"
             if kernel.in_main_loop(rf"LDG|LDSM|{SHARED_LOAD}|MEMBAR"):
                 yield f"{kernel}: loads or fences in the main loop"
-            if bool(kernel.count(r"UTMALDG\.5D\.MULTICAST")) != clustered:
+            # Any fewer, and the consumers would wait for registers that nobody gives up.
+            if kernel.resources["REG"] != tile.registers:
+                yield f"{kernel}: {kernel.resources['REG']} registers, not {tile.registers}"
+            if bool(kernel.count(r"UTMALDG\.5D\.MULTICAST")) != (tile.cluster > 1):
                 yield f"{kernel}: multicast does not go with its cluster"
-            divides_k = not ping_pong and not clustered and consumers == 2
-            if bool(kernel.count(r"STAS")) != divides_k:
+            if bool(kernel.count(r"STAS")) != tile.splits_within_a_cluster:
                 yield f"{kernel}: sends sums to other CTAs, or does not where it divides K"
+            # One by one go the outputs that TMA cannot write; sums to the workspace, by pairs.
+            if bool(kernel.count(r"STG\.E\.U16")) != tile.common_epilogue:
+                yield f"{kernel}: has the common epilogue, or lacks it"
+            if not tile.common_epilogue and kernel.count(r"STG\.") != kernel.count(r"STG\.E\.64"):
+                yield f"{kernel}: not every store of partial sums is 64 bits wide"
+            # 16 columns each: the plain epilogue for FP16 and for BF16, unrolled; the others, rolled.
+            boxes = tile.blocks * tile.columns // 64
+            stores = 2 * 4 * boxes + 2 + (2 if tile.gates else 0)
+            if kernel.count("STSM") != stores:
+                yield f"{kernel}: {kernel.count('STSM')} STSM, not {stores}"
             for what in (
                 r"UTMALDG\.5D$",
                 r"UTMASTG\.5D",
-                "STSM",
                 "USETMAXREG",
                 "ACQBULK",  # griddepcontrol.wait
                 "PREEXIT",  # and launch_dependents
             ):
                 if not kernel.count(what):
                     yield f"{kernel}: no {what}"
+            # Before griddepcontrol.wait, an operand may not have been written yet.
+            if kernel.count(r"UTMAPF|CCTL\.E\.PF"):
+                yield f"{kernel}: prefetches to L2"
 
     _report(complaints())
+
+
+def test_sm90_kernels_are_those_of_the_table(kernels: list[Kernel]) -> None:
+    if "sm_90a" not in {kernel.architecture for kernel in kernels}:
+        pytest.skip("SM90 NOT CHECKED: this build has no sm_90a")
+    if _library.cuda_missing:
+        pytest.skip(f"SM90 TABLE NOT CHECKED: {_library.cuda_missing}")
+    tiles = [Sm90Tile.of(kernel) for kernel in _named(kernels, "sm90_gemm")]
+    compiled = sorted((t.block_m, t.block_n, t.stages, t.threads) for t in tiles)
+    table = {row["name"]: row["configs"] for row in json.loads(torch.ops.tgemm._kernels())}
+    sizes = ("block_m", "block_n", "stages", "threads")
+    assert compiled == sorted(tuple(config[s] for s in sizes) for config in table["sm90"])
 
 
 def test_pack_reads_any_alignment_and_writes_16_bytes(kernels: list[Kernel]) -> None:

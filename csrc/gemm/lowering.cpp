@@ -228,6 +228,8 @@ Lowered lower(const LoweringRequest& request) {
     problem.has_up_bias = true;
     problem.up_bias = operands[next++].matrix;
   }
+  // A bias is the same for all rows, also where there is at most one.
+  if (problem.m <= 1) problem.epilogue.bias.row_stride = problem.up_bias.row_stride = 0;
   if (request.up) {
     problem.gated = true;
     problem.up = {request.up->dtype,

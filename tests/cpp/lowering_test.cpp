@@ -348,6 +348,19 @@ TEST(Lower, ScatteredOutputIsOneSentence) {
   EXPECT_NE(lowered.error.find("(100, 3)"), std::string::npos) << lowered.error;
 }
 
+TEST(Lower, ABiasIsTheSameForAllRowsAlsoOfOne) {
+  for (int64_t rows : {0, 1, 5}) {
+    const Tensor a({rows, 8}), b({8, 6}), out({rows, 6}), bias({6});
+    LoweringRequest biased = request(a, b, out);
+    biased.bias = biased.up_bias = bias;
+    const Problem& problem = lower(biased).problem;
+    for (const Matrix& row : {problem.epilogue.bias, problem.up_bias}) {
+      EXPECT_EQ(row.row_stride, 0) << rows;
+      EXPECT_EQ(row.col_stride, 1) << rows;
+    }
+  }
+}
+
 // --- Gated products
 // ----------------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ Checks results on the CPU, so that the tool watches no kernels but ours. Usage: 
 
 from __future__ import annotations
 
+import problems
 import torch
-from problems import MODES, Case
+from problems import EPILOGUES, MODES, Case, Operands
 from promises import CONFIGS, Config
 
 tgemm = torch.ops.tgemm
@@ -43,6 +44,29 @@ def run(case: Case, odd: bool) -> None:
         assert error < 0.5, (case, odd, error)
 
 
+def run_fused(case: Case) -> None:
+    """One op with what TMA brings and writes; unlike `run`, without a pre-activation."""
+    dtype, epilogue = MODES[case.mode].dtype, EPILOGUES[case.epilogue]
+    out_dtype = problems.out_dtype(case)
+    weights = [operand(case.k, case.n, dtype, case.layout[1] == "t", False) for _ in range(2)]
+    biases = [torch.randn(case.n).to(dtype).cuda() for _ in range(2)]
+    operands = Operands(
+        a=operand(case.m, case.k, dtype, case.layout[0] == "t", False),
+        b=weights[0],
+        bias=biases[0] if epilogue.bias else None,
+        residual=operand(case.m, case.n, out_dtype, False, False) if epilogue.residual else None,
+        up=weights[1] if epilogue.gated else None,
+        up_bias=biases[1] if epilogue.gated and epilogue.bias else None,
+    )
+    out = operand(case.m, case.n, out_dtype, False, False)
+    problems.call(case, operands, out)
+    on_cpu = Operands(**{name: t if t is None else t.cpu() for name, t in vars(operands).items()})
+    truth = problems.reference(case, on_cpu)
+    c = problems.accuracy_constant(case.force_kernel, case.k)
+    share = problems.excess(out.cpu(), truth.out, truth.magnitude, c).item()
+    assert share <= 1.0, (case, share)
+
+
 def runs_of(config: Config) -> list[tuple[Case, bool]]:
     """What to run of a configuration: sizes that end inside a tile, and whether strides are odd."""
     layouts = [layout for layout in ("nt", "tn") if layout in config.layouts()]
@@ -67,14 +91,24 @@ SCHEDULES = (
     "sm90_packed:128x128",
 )
 
+# What leaves through TMA, of sizes that end inside a tile: 16 bits from three consumers, FP32 in two
+# rounds, and two weights in the stages of a cluster.
+FUSED = (
+    Case(200, 200, 200, "fp16", "tn", epilogue="residual", force_kernel="sm90:192x192"),
+    Case(71, 76, 200, "bf16", "nt", epilogue="fp32 residual", force_kernel="sm90:128x128"),
+    Case(140, 72, 200, "fp16", "nt", epilogue="swiglu", force_kernel="sm90:128x256_cluster"),
+)
+
 
 def main() -> None:
+    for case in FUSED:
+        run_fused(case)
     watched = [c for c in CONFIGS if not c.kernel.startswith("sm90") or str(c) in SCHEDULES]
     runs = [run for config in watched for run in runs_of(config)]
     for case, odd in runs:
         run(case, odd)
     torch.cuda.synchronize()
-    print(f"{len(runs)} problems right")
+    print(f"{len(runs) + len(FUSED)} problems right")
 
 
 if __name__ == "__main__":

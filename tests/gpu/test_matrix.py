@@ -74,6 +74,7 @@ def test_matrix(config: Config, mode: str, ledger: Ledger):
             alignment=alignment,
             epilogue=epilogue,
             out_layout=rng.choice(config.out_layouts(layout)),
+            across=rng.random() < 0.2,
             force_kernel=config.force(split_k),
         )
         case = config.fit(case)
@@ -81,6 +82,35 @@ def test_matrix(config: Config, mode: str, ledger: Ledger):
             ledger.check(case)
     ledger.verify()
     assert set(launches()) == {config.plan(split_k) for split_k in splits}
+
+
+@pytest.mark.parametrize(
+    ("config", "mode"),
+    [
+        pytest.param(config, mode, id=f"{config}-{mode}")
+        for config in CONFIGS
+        for mode in config.modes
+        if config.promise.gates
+    ],
+)
+def test_gated_products_in_one_kernel(config: Config, mode: str, ledger: Ledger):
+    """Weights of either order, rows and columns that end inside a tile or a box, K of several depths."""
+    rng = random.Random(f"{BASE_SEED} gated {config} {mode}")
+    gated = [name for name, epilogue in EPILOGUES.items() if epilogue.gated]
+    torch.ops.tgemm._reset_stats()
+    expected = 0
+    for layout, epilogue, _ in itertools.product(LAYOUTS, gated, range(6)):
+        # A tile has half its columns of each weight; rows of clusters lie below one another.
+        m = sizes_around(rng.choice((1, 2)) * config.block_m, rng)
+        n = -(-sizes_around(config.block_n // 2, rng) // 8) * 8
+        k = depth(config, 1, rng)
+        case = Case(m, n, k, mode, layout, epilogue=epilogue, force_kernel=str(config))
+        if config.gates(case):
+            ledger.check(case)
+            expected += 2  # a case runs twice
+    ledger.verify()
+    assert expected > 0
+    assert launches() == {str(config): expected}
 
 
 @pytest.mark.parametrize(("config", "mode"), CONFIG_MODES)
@@ -154,7 +184,7 @@ def test_special_values_stay_in_their_row_and_column(config: Config, special: fl
 
 @pytest.mark.parametrize("config", running("fp16"), ids=str)
 def test_overflow_of_fp16_is_infinite(config: Config, device: str):
-    a = config.operand(torch.full((70, 64), 200.0, device=device, dtype=torch.float16))
+    a = config.operand(torch.full((72, 64), 200.0, device=device, dtype=torch.float16))
     out = torch.ops.tgemm.matmul(a, a.t(), force_kernel=str(config))
     assert (out == math.inf).all()
     wide = torch.ops.tgemm.matmul(a, a.t(), out_dtype=torch.float32, force_kernel=str(config))
@@ -215,8 +245,12 @@ def test_what_a_configuration_does_not_promise_is_refused_with_a_reason(
         case = Case(48, 56, 64, mode, layout, out_layout=out_layout, force_kernel=str(config))
         variants = [case]
         # One difference at a time from what it runs, so that no reason hides behind another.
-        if config.runs(case):
+        if config.runs(config.fit(case)):
+            case = config.fit(case)
             variants += [dataclasses.replace(case, alignment=name) for name in ALIGNMENTS]
+            variants += [dataclasses.replace(case, out_alignment=name) for name in ALIGNMENTS]
+            variants += [dataclasses.replace(case, epilogue=name) for name in EPILOGUES]
+            variants.append(dataclasses.replace(case, epilogue="fp32 residual", across=True))
             variants += [
                 dataclasses.replace(case, **{name: getattr(case, name) + extra})
                 for name, extra in itertools.product("mnk", range(1, chunk(mode)))
@@ -241,9 +275,24 @@ def test_reasons_of_refusals(device: str):
         ("mma_sync", single, single, None, "full precision do not run on Tensor Cores"),
         ("simt", single, single, "tf32", "precision tf32 needs Tensor Cores"),
         ("sm90_packed", half, half, None, "it has no operand to pack"),
+        ("sm90:192x192", half, half[:, :63], None, "TMA cannot write what its epilogue makes"),
     ):
         with pytest.raises(RuntimeError, match=reason):
             torch.ops.tgemm.matmul(a, b, precision=precision, force_kernel=force)
+
+
+def test_reasons_of_refusals_of_gated_products(device: str):
+    x, gate, up = (torch.randn(64, 64, device=device, dtype=torch.half) for _ in range(3))
+    for force, precision, reason in (
+        ("sm90:128x192", None, "its tiles do not take two weights"),
+        ("sm90:128x128,split_k=2", None, "it cannot split K"),
+        ("sm90_tf32", "tf32", "it multiplies one weight"),
+        ("sm90_packed", None, "it multiplies one weight"),
+        ("mma_sync", None, "it multiplies one weight"),
+    ):
+        operands = (t.float() if precision else t for t in (x, gate, up))
+        plan = torch.ops.tgemm._linear_glu_plan(*operands, precision=precision, force_kernel=force)
+        assert reason in json.loads(plan)["whole"]["error"], force
 
 
 def test_unknown_kernels_configurations_and_splits_are_refused(device: str):
