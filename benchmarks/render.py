@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shapes import Shape, shape_of
+from benchmarks.shapes import AGAINST, Shape, shape_of
 from torch_gemm._digest import source_digest
 from torch_gemm.console import CommandError
 from torch_gemm.ladder.picture import draw, drawn_digest, result_digest
@@ -108,9 +108,10 @@ def side_by_side(result: Result) -> str:
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> str:
-    """One line a shape: torch, tgemm's own choice and what it chose, and their ratio.
+    """One line a shape: torch, its rivals, tgemm's own choice and what it chose, and what that gains.
 
-    Layouts and epilogues have columns where they are not all the default.
+    Layouts, epilogues and rivals have columns where there are any. With rivals, the gain is over the best
+    of them and torch.
     """
     shapes = [shape_of(row) for row in rows]
     columns = ["dtype"] + [
@@ -118,14 +119,18 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
         for name in ("layout", "epilogue")
         if any(getattr(shape, name) != getattr(Shape, name) for shape in shapes)
     ]
+    others = ["torch"] + [
+        name for name in AGAINST.values() if any(name in row["contenders"] for row in rows)
+    ]
+    gain = "ratio" if others == ["torch"] else "best_ratio"
     return _table(
-        f"| M x N x K | {' | '.join(columns)} | torch | tgemm | kernel | speed-up |",
-        f"|---|{'---|' * len(columns)}---:|---:|---|---:|",
+        f"| M x N x K | {' | '.join([*columns, *others])} | tgemm | kernel | speed-up |",
+        f"|---|{'---|' * len(columns)}{'---:|' * len(others)}---:|---|---:|",
         (
             f"| {shape.m} x {shape.n} x {shape.k} "
             f"| {' | '.join(getattr(shape, name) or '-' for name in columns)} "
-            f"| {_time(row['contenders']['torch'])} | {_time(row['contenders']['tgemm'])} "
-            f"| `{row['chosen']}` | {row['ratio']:.2f} |"
+            f"| {' | '.join(_time(row['contenders'].get(name)) for name in [*others, 'tgemm'])} "
+            f"| `{row['chosen']}` | {row[gain]:.2f} |"
             for row, shape in zip(rows, shapes, strict=True)
         ),
     )
@@ -146,7 +151,9 @@ def caption_of(result: Result) -> str:
     return f"{source_of(result)} torch beside itself differed by up to {spread:.1%}."
 
 
-def _time(contender: dict[str, Any]) -> str:
+def _time(contender: dict[str, Any] | None) -> str:
+    if contender is None:
+        return "-"
     return f"{contender['us']:.1f} us, {contender['tflops']:.0f} TFLOP/s"
 
 

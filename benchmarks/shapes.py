@@ -8,6 +8,9 @@ from typing import Any
 DTYPES = ("fp16", "bf16", "fp32", "tf32")
 EPILOGUES = ("", "bias", "gelu", "silu", "residual", "swiglu")
 LAYOUTS = ("nt", "nn", "tn", "tt")
+# What tgemm can be measured against besides torch as it is.
+LT, COMPILED = "cublasLt, best of 8", "torch.compile, max-autotune"
+AGAINST = {"lt": LT, "compile": COMPILED}
 
 
 @dataclass(frozen=True)

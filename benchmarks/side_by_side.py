@@ -1,6 +1,7 @@
 """Times torch and tgemm side by side; how is said in torch_gemm/measure.py.
 
     python -m benchmarks.side_by_side --suite foundation
+    python -m benchmarks.side_by_side --suite sm90 --against lt,compile
     python -m benchmarks.side_by_side --sweep mma_sync --shapes 4096x4096x4096,512x4096x4096 --dtype fp16
 
 Results go to benchmarks/results/NAME.json.
@@ -22,7 +23,17 @@ import torch
 from torch import Tensor
 
 import torch_gemm
-from benchmarks.shapes import DTYPES, SUITES, Shape, parse_shape, shape_of
+from benchmarks.cublaslt import CublasLtError, Linear
+from benchmarks.shapes import (
+    AGAINST,
+    COMPILED,
+    DTYPES,
+    LT,
+    SUITES,
+    Shape,
+    parse_shape,
+    shape_of,
+)
 from torch_gemm.measure import (
     ROUNDS,
     CpuRunner,
@@ -101,6 +112,46 @@ def contenders_of(shape: Shape, forced: Sequence[str]) -> dict[str, Contender]:
     return contenders
 
 
+def best_of_lt(shape: Shape, inputs: Sequence[Inputs], runner: Runner) -> Contender:
+    """The fastest of the algorithms that cuBLASLt proposes for a plain product.
+
+    Raises:
+        CublasLtError: if it has none.
+    """
+    product = Linear(*inputs[0])
+
+    def contender(algorithm: Any) -> Contender:
+        return lambda x, weight: product(x, weight, algorithm)
+
+    replays, contenders = {}, {}
+    for i, algorithm in enumerate(product.algorithms):
+        run = contenders[str(i)] = contender(algorithm)
+        try:
+            replays[str(i)] = runner.capture(lambda run=run: [run(*one_set) for one_set in inputs])
+        except CublasLtError:  # not every proposal runs
+            continue
+    if not replays:
+        raise CublasLtError(f"cuBLASLt has no algorithm for {shape}")
+    times = time_in_turn(replays, runner, rounds=3)
+    return contenders[min(times, key=lambda name: statistics.median(times[name]))]
+
+
+def rivals_of(
+    shape: Shape, against: Sequence[str], inputs: Sequence[Inputs], runner: Runner
+) -> dict[str, Contender]:
+    """The contenders of AGAINST that can run a shape."""
+    rivals: dict[str, Contender] = {}
+    if "lt" in against and shape.epilogue == "" and runner.device == "cuda":
+        rivals[LT] = best_of_lt(shape, inputs, runner)
+    if "compile" in against:
+        # It is captured as the others are, so it needs no graphs of its own.
+        compiled = torch.compile(
+            torch_contender(shape.epilogue), mode="max-autotune-no-cudagraphs", dynamic=False
+        )
+        rivals[COMPILED] = compiled
+    return rivals
+
+
 def make_inputs(shape: Shape, device: str, l2_bytes: int) -> list[Inputs]:
     """Enough sets of random inputs that one pass over all of them leaves nothing useful in L2."""
 
@@ -127,13 +178,15 @@ def relative_difference(actual: Tensor, expected: Tensor) -> float:
     return (difference / expected.float().abs().max()).item()
 
 
-def measure(shape: Shape, contenders: dict[str, Contender], runner: Runner, rounds: int) -> dict:
+def measure(shape: Shape, against: Sequence[str], runner: Runner, rounds: int) -> dict:
     """One row of a result: microseconds a call of every contender, and what follows from them.
 
-    A forced kernel that cannot run the shape is listed under "refused" with its reason.
+    `against` are keys of AGAINST. A forced kernel that cannot run the shape is listed under "refused" with its reason.
     """
     inputs = make_inputs(shape, runner.device, runner.l2_bytes())
     with tf32_allowed(shape.dtype == "tf32"):
+        contenders = contenders_of(shape, shape.force)
+        contenders |= rivals_of(shape, against, inputs, runner)
         expected = contenders["torch"](*inputs[0])
         replays, differences, refused = {}, {}, {}
         for name, contender in contenders.items():
@@ -167,8 +220,13 @@ def measure(shape: Shape, contenders: dict[str, Contender], runner: Runner, roun
             for name, us in microseconds.items()
         },
         "refused": refused,
-        # Above 1: tgemm's own choice is faster.
+        # Above 1: tgemm's own choice is faster than torch; than the best that is not tgemm.
         "ratio": round(microseconds["torch"] / microseconds["tgemm"], 4),
+        "best_ratio": round(
+            min(us for name, us in microseconds.items() if not name.startswith("tgemm"))
+            / microseconds["tgemm"],
+            4,
+        ),
         "control_ratio": round(microseconds["torch"] / microseconds["torch (control)"], 4),
     }
 
@@ -214,7 +272,9 @@ def forced_configurations(
     ]
 
 
-def run_suite(name: str, shapes: Sequence[Shape], runner: Runner, rounds: int) -> dict[str, Any]:
+def run_suite(
+    name: str, shapes: Sequence[Shape], against: Sequence[str], runner: Runner, rounds: int
+) -> dict[str, Any]:
     """Measures all shapes and prints a line for each as it goes.
 
     Returns:
@@ -223,7 +283,7 @@ def run_suite(name: str, shapes: Sequence[Shape], runner: Runner, rounds: int) -
     start = time.perf_counter()
     rows = []
     for shape in shapes:
-        row = measure(shape, contenders_of(shape, shape.force), runner, rounds)
+        row = measure(shape, against, runner, rounds)
         rows.append(row)
         print(line_of(row), flush=True)
     print(f"{name}: {time.perf_counter() - start:.1f} s")
@@ -261,6 +321,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--dtype", choices=DTYPES, default="fp16", help="for --sweep")
     parser.add_argument("--split-k", default="1", metavar="N,...", help="for --sweep; default: 1")
+    parser.add_argument(
+        "--against",
+        metavar="|".join(AGAINST) + ",...",
+        default="",
+        help="besides torch: the best of cuBLASLt's algorithms, torch.compile's max-autotune",
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/NAME.json")
@@ -270,6 +336,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runner = CudaRunner() if parsed.device == "cuda" else CpuRunner()
 
     try:
+        against = [name for name in parsed.against.split(",") if name]
+        if unknown := set(against) - set(AGAINST):
+            raise ValueError(f"--against knows {', '.join(AGAINST)}, not {', '.join(unknown)}")
         if parsed.suite:
             name, shapes = parsed.suite, SUITES[parsed.suite]
         else:
@@ -294,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     with torch.inference_mode():
-        result = run_suite(name, shapes, runner, parsed.rounds)
+        result = run_suite(name, shapes, against, runner, parsed.rounds)
     path = parsed.output or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(result_text(result))

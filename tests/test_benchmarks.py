@@ -117,10 +117,28 @@ def test_results_without_epilogue_and_layout():
     assert shapes.shape_of(row) == Shape(2, 3, 4, "fp16", ("simt",))
 
 
-def test_wrong_results_show(tiny_suite):
+def test_rivals_on_the_cpu(tiny_suite, tmp_path, capsys):
+    path = tmp_path / "foundation.json"
+    arguments = ["--suite", "foundation", "--device", "cpu", "--rounds", "1", "--output", str(path)]
+    assert side_by_side.main([*arguments, "--against", "lt,compile"]) == 0
+    for row in json.loads(path.read_text())["rows"]:
+        contenders = row["contenders"]
+        assert list(contenders)[3:] == [shapes.COMPILED]  # cuBLASLt has no CPU
+        assert contenders[shapes.COMPILED]["largest_relative_difference"] < 1e-5
+        best = min(us["us"] for name, us in contenders.items() if name != "tgemm")
+        assert row["best_ratio"] == pytest.approx(best / contenders["tgemm"]["us"], rel=0.05)
+    block = render.block_of("foundation", tmp_path)
+    assert "| M x N x K | dtype | torch | torch.compile, max-autotune | tgemm | kernel |" in block
+    with pytest.raises(SystemExit):
+        side_by_side.main([*arguments, "--against", "lt,qub"])
+    assert "--against knows lt, compile, not qub" in capsys.readouterr().err
+
+
+def test_wrong_results_show(tiny_suite, monkeypatch):
     contenders = side_by_side.contenders_of(Shape(16, 24, 32, "fp32"), ())
     contenders["tgemm"] = lambda x, weight: torch.zeros(16, 24)
-    row = side_by_side.measure(Shape(16, 24, 32, "fp32"), contenders, measure.CpuRunner(), rounds=1)
+    monkeypatch.setattr(side_by_side, "contenders_of", lambda *_: contenders)
+    row = side_by_side.measure(Shape(16, 24, 32, "fp32"), (), measure.CpuRunner(), rounds=1)
     assert row["contenders"]["tgemm"]["largest_relative_difference"] == 1.0
 
 

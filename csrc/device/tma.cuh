@@ -58,15 +58,24 @@ struct MapCoordinates {
 };
 
 // Asks TMA for one box of an operand. With a `multicast` mask, every CTA of the cluster that it
-// names gets the box, at the same address, and hears of it at its own barrier.
+// names gets the box, at the same address, and hears of it at its own barrier. What is read `once`
+// need not stay in L2. (Without a policy is not the same as with evict_normal, which is slower.)
 __device__ inline void request_box(unsigned char* to, const OperandMap& operand,
                                    const MapCoordinates& at, bool k_major, int32_t mn, int32_t k,
-                                   uint64_t& barrier, uint16_t multicast = 0) {
+                                   uint64_t& barrier, uint16_t multicast = 0, bool once = false) {
   const int32_t coordinates[5] = {k_major ? k : mn, k_major ? mn : k, at.batch[0], at.batch[1],
                                   at.batch[2]};
   if (multicast == 0) {
-    cptx::cp_async_bulk_tensor(cptx::space_cluster, cptx::space_global, to, &operand.map,
-                               coordinates, &barrier);
+    if (once) {
+      ptx::cp_async_bulk_tensor(to, &operand.map, coordinates, &barrier,
+                                ptx::createpolicy_evict_first());
+    } else {
+      cptx::cp_async_bulk_tensor(cptx::space_cluster, cptx::space_global, to, &operand.map,
+                                 coordinates, &barrier);
+    }
+  } else if (once) {
+    ptx::cp_async_bulk_tensor(to, &operand.map, coordinates, &barrier,
+                              ptx::createpolicy_evict_first(), multicast);
   } else {
     cptx::cp_async_bulk_tensor(cptx::space_cluster, cptx::space_global, to, &operand.map,
                                coordinates, &barrier, multicast);
@@ -74,16 +83,18 @@ __device__ inline void request_box(unsigned char* to, const OperandMap& operand,
 }
 
 // Asks TMA for kMn by 64 elements from (mn, k) on. K-major, they are one box; else one box for each
-// 64 rows (columns), because a box is as wide as the swizzle. `multicast` as in request_box.
+// 64 rows (columns), because a box is as wide as the swizzle. `multicast` and `once` as in
+// request_box.
 template <int kMn, bool kKMajor>
 __device__ inline void request_tile(unsigned char* tile, const OperandMap& operand,
                                     const MapCoordinates& at, int64_t mn, int64_t k,
-                                    uint64_t& barrier, uint16_t multicast = 0) {
+                                    uint64_t& barrier, uint16_t multicast = 0, bool once = false) {
   constexpr int kBox = kKMajor ? kMn : 64;
 #pragma unroll
   for (int i = 0; i < kMn / kBox; ++i) {
     request_box(tile + i * kBox * kTmaTileK * 2, operand, at, kKMajor,
-                static_cast<int32_t>(mn + i * kBox), static_cast<int32_t>(k), barrier, multicast);
+                static_cast<int32_t>(mn + i * kBox), static_cast<int32_t>(k), barrier, multicast,
+                once);
   }
 }
 

@@ -69,6 +69,56 @@ std::string launch_kernel(int64_t ctas, int threads, int shared_bytes, const Lau
   return error == cudaSuccess ? std::string() : std::string("CUDA: ") + cudaGetErrorString(error);
 }
 
+// Does the code of this kernel for the current device have griddepcontrol.wait? Code that a driver
+// makes of PTX for older GPUs has not, whatever the device is.
+template <auto kKernel>
+cudaError_t waits_for_kernels_before(bool& waits) {
+  static std::atomic<uint64_t> known{0}, yes{0};  // bit per device
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if ((known.load(std::memory_order_acquire) & bit) == 0) {
+    cudaFuncAttributes attributes;
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, kKernel);
+    if (error != cudaSuccess) return error;
+    waits = attributes.ptxVersion >= 90;
+    if (waits) yes.fetch_or(bit, std::memory_order_relaxed);
+    known.fetch_or(bit, std::memory_order_release);
+  } else {
+    waits = (yes.load(std::memory_order_relaxed) & bit) != 0;
+  }
+  return cudaSuccess;
+}
+
+// launch_kernel for a kernel that calls griddepcontrol.wait before it touches global memory: it may
+// start while the one before it is still running, on GPUs that can do that.
+template <auto kKernel, class... Args>
+std::string launch_dependent(int64_t ctas, int threads, int shared_bytes,
+                             const LaunchTarget& target, const Args&... args) {
+  if (target.resources) {
+    return launch_kernel<kKernel>(ctas, threads, shared_bytes, target, args...);
+  }
+  bool waits = false;
+  cudaError_t error = allow_shared_memory<kKernel>(shared_bytes);
+  if (error == cudaSuccess) error = waits_for_kernels_before<kKernel>(waits);
+  if (error == cudaSuccess) {
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = static_cast<unsigned>(std::min<int64_t>(ctas, INT32_MAX));
+    config.blockDim = static_cast<unsigned>(threads);
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.stream = target.stream;
+    config.attrs = &attribute;
+    config.numAttrs = waits ? 1 : 0;
+    static_cast<void>(cudaGetLastError());  // an earlier call's, not to be blamed on this launch
+    error = cudaLaunchKernelEx(&config, kKernel, args...);
+    static_cast<void>(cudaGetLastError());
+  }
+  return error == cudaSuccess ? std::string() : std::string("CUDA: ") + cudaGetErrorString(error);
+}
+
 // Launches a kernel whose CTAs form clusters of `cluster` that each work on `tiles` tiles: one
 // cluster for each, or, `persistent`, as many as run at once, one CTA on an SM. The kernel calls
 // griddepcontrol.wait before it touches global memory, because it may start while the one before it

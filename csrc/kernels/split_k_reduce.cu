@@ -1,4 +1,5 @@
 #include "device/epilogue.cuh"
+#include "device/ptx.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/split_k_reduce.hpp"
 
@@ -11,6 +12,8 @@ constexpr int kThreads = 256;
 template <int kVec>
 __global__ void __launch_bounds__(kThreads)
     split_k_reduce_kernel(const __grid_constant__ GemmParams params) {
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   const int64_t per_row = params.workspace_pitch / kVec;
   const int64_t count = params.batch_count * params.m * per_row;
   const int64_t split_stride = params.batch_count * params.m * params.workspace_pitch;
@@ -41,8 +44,8 @@ std::string launch_split_k_reduce(const GemmParams& params, CUstream_st* stream)
   const int64_t count = params.batch_count * params.m * (params.workspace_pitch / vec);
   const int64_t ctas = (count + kThreads - 1) / kThreads;
   const LaunchTarget target{.stream = stream};
-  return vec == 4 ? launch_kernel<split_k_reduce_kernel<4>>(ctas, kThreads, 0, target, params)
-                  : launch_kernel<split_k_reduce_kernel<1>>(ctas, kThreads, 0, target, params);
+  return vec == 4 ? launch_dependent<split_k_reduce_kernel<4>>(ctas, kThreads, 0, target, params)
+                  : launch_dependent<split_k_reduce_kernel<1>>(ctas, kThreads, 0, target, params);
 }
 
 }  // namespace tgemm

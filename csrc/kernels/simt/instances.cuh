@@ -9,7 +9,7 @@ namespace tgemm::simt {
 
 template <class Cta, Copy kCopyA, Copy kCopyB>
 std::string launch_one(const GemmParams& params, const LaunchTarget& target) {
-  return launch_kernel<simt_gemm<Cta, kCopyA, kCopyB>>(
+  return launch_dependent<simt_gemm<Cta, kCopyA, kCopyB>>(
       tile_count(params, Cta::kBlockM, Cta::kBlockN), Cta::kThreads, Cta::kSharedBytes, target,
       params);
 }

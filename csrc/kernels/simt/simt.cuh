@@ -196,6 +196,8 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
     extern __shared__ __align__(16) float simt_shared[];
     using Mainloop = Mainloop<Cta, kCopyA, kCopyB>;
     const ThreadTile<Cta> thread(threadIdx.x);
+    ptx::griddepcontrol_launch_dependents();
+    ptx::griddepcontrol_wait();
     const TileScheduler<Cta::kBlockM, Cta::kBlockN> scheduler(params);
     // In shared memory, so that what the epilogue needs does not sit in registers through the
     // mainloop.

@@ -14,7 +14,7 @@ using AsyncLauncher = std::string (*)(const GemmParams&, const LaunchTarget&);
 template <class Cta, Math kMath, bool kAKMajor, bool kBKMajor>
 std::string launch_one_async(const GemmParams& params, const LaunchTarget& target) {
   if constexpr (exists<Cta>(kMath, kAKMajor)) {
-    return launch_kernel<mma_sync_kernel<Cta, kMath, kAKMajor, kBKMajor>>(
+    return launch_dependent<mma_sync_kernel<Cta, kMath, kAKMajor, kBKMajor>>(
         tile_count(params, Cta::kBlockM, Cta::kBlockN), Cta::kThreads, Cta::kSharedBytes, target,
         params);
   } else {
@@ -24,7 +24,7 @@ std::string launch_one_async(const GemmParams& params, const LaunchTarget& targe
 
 template <class Cta, Math kMath, class Source>
 std::string launch_one_staged(const GemmParams& params, const LaunchTarget& target) {
-  return launch_kernel<mma_sync_staged_kernel<Cta, kMath, Source>>(
+  return launch_dependent<mma_sync_staged_kernel<Cta, kMath, Source>>(
       tile_count(params, Cta::kBlockM, Cta::kBlockN), Cta::kThreads, Cta::kSharedBytes, target,
       params);
 }

@@ -118,6 +118,8 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
   const int thread = threadIdx.x;
   const int warp = thread / 32;
   Mma warp_mma(warp, thread % 32);
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
 
   const TileScheduler<Cta::kBlockM, Cta::kBlockN> scheduler(params);
   for (int64_t index = blockIdx.x; index < scheduler.count(); index += gridDim.x) {
@@ -215,6 +217,8 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtasPerSm)
   const int thread = threadIdx.x;
   const int warp = thread / 32;
   Mma warp_mma(warp, thread % 32);
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
 
   const TileScheduler<Cta::kBlockM, Cta::kBlockN> scheduler(params);
   for (int64_t index = blockIdx.x; index < scheduler.count(); index += gridDim.x) {

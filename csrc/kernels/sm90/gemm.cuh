@@ -100,9 +100,9 @@ __device__ inline void request_a(const Arguments& arguments, SharedMemory<Cta>& 
   unsigned char* to = shared.stages[stage];
   uint64_t& full = shared.barriers.full[stage];
   if (arguments.a_k_major) {
-    request_tile<Cta::kBlockM, true>(to, arguments.a, at, mn, k, full);
+    request_tile<Cta::kBlockM, true>(to, arguments.a, at, mn, k, full, 0, arguments.reads_a_once);
   } else {
-    request_tile<Cta::kBlockM, false>(to, arguments.a, at, mn, k, full);
+    request_tile<Cta::kBlockM, false>(to, arguments.a, at, mn, k, full, 0, arguments.reads_a_once);
   }
 }
 
@@ -117,13 +117,15 @@ __device__ inline void request_b(const Arguments& arguments, SharedMemory<Cta>& 
 #pragma unroll 1
     for (int column = share; column < share + Cta::kShareB; column += 64) {
       request_box(to, column % 128 == 0 ? arguments.b : arguments.up, at, arguments.b_k_major,
-                  mn + column / 128 * 64, k, full, kAll);
+                  mn + column / 128 * 64, k, full, kAll, arguments.reads_b_once);
       to += 64 * Cta::kRowBytes;
     }
   } else if (arguments.b_k_major) {
-    request_tile<Cta::kShareB, true>(to, arguments.b, at, mn + share, k, full, kAll);
+    request_tile<Cta::kShareB, true>(to, arguments.b, at, mn + share, k, full, kAll,
+                                     arguments.reads_b_once);
   } else {
-    request_tile<Cta::kShareB, false>(to, arguments.b, at, mn + share, k, full, kAll);
+    request_tile<Cta::kShareB, false>(to, arguments.b, at, mn + share, k, full, kAll,
+                                      arguments.reads_b_once);
   }
 }
 

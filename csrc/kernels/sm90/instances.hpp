@@ -21,9 +21,10 @@ struct Arguments {
   // batch entry; in a group of Cta::kGroupM rows of tiles; rows of tiles in the last group.
   int tiles;
   FastDivisor tiles_per_batch, batches, tiles_per_group, last_rows;
-  bool fused;         // outputs leave through `out`; else through the common epilogue
-  bool linear;        // and all that happens to them is alpha and bias
-  int cluster_split;  // CTAs of a cluster that divide K of a tile among them
+  bool reads_a_once, reads_b_once;  // then L2 had better keep something else
+  bool fused;                       // outputs leave through `out`; else through the common epilogue
+  bool linear;                      // and all that happens to them is alpha and bias
+  int cluster_split;                // CTAs of a cluster that divide K of a tile among them
 };
 
 using Cooperative128x256 = CtaTile<Schedule::kCooperative, 128, 256, 3>;
