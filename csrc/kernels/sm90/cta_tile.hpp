@@ -47,11 +47,11 @@ struct CtaTile {
 
   // setmaxnreg: what the first warpgroup gives up, the consumers get.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kProducerRegisters = 40;
+  static constexpr int kProducerRegisters = 48;
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * kThreads - kProducerRegisters * 128) / (128 * kConsumers) / 8 * 8;
   static_assert(kSums + 40 <= kConsumerRegisters);
-  // The common epilogue, for what TMA cannot write, takes more.
+  // The common epilogue takes more.
   static constexpr bool kCommonEpilogue = kConsumerRegisters >= 200;
 
   static constexpr int kBytesA = kBlockM * kRowBytes;
@@ -100,7 +100,7 @@ struct alignas(1024) SharedMemory {  // 1024: the swizzle's pattern
   // Of this CTA: its rank in the cluster, its first tile, and how far the next one is. Here,
   // because registers are short.
   int rank, first, step;
-  BatchOffsets offset[Cta::kConsumers * 4];  // for the common epilogue
+  BatchOffsets offset[Cta::kConsumers * 4];  // for outputs that do not leave through TMA
 };
 
 }  // namespace tgemm::sm90

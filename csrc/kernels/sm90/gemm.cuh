@@ -1,9 +1,10 @@
 // GEMM on wgmma (sm_90a). CTAs stay on their SM and walk over output tiles, with warpgroups of
 // specialised warps. Of the first, one or two threads ask TMA for tiles of A and of B, up to
 // kStages ahead and across output tiles, and a warp for each consumer fetches what its epilogue
-// needs and hands its outputs to TMA. The others, the consumers, multiply, together or in turn
-// (Schedule): what they do not have to wait for, they do not do. The CTAs of a cluster multicast
-// what they share, or divide K among them and add up through one another's shared memory.
+// needs and sends its outputs, through TMA or, where that refuses, by itself. The others, the
+// consumers, multiply, together or in turn (Schedule): what they do not have to wait for, they do
+// not do. The CTAs of a cluster multicast what they share, or divide K among them and add up
+// through one another's shared memory.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -216,13 +217,117 @@ class Boxes {
   int consumer_;
 };
 
+// Brings the bias of a tile to a consumer. By its epilogue warp.
+template <class Cta>
+__device__ inline void bring_bias(const Arguments& arguments, const Tile& tile, int consumer,
+                                  int first_column, SharedMemory<Cta>& shared) {
+  const GemmParams& params = arguments.gemm;
+  if (!params.bias.pointer && !arguments.up_bias.pointer) return;
+  for (int column = static_cast<int>(threadIdx.x) % 32; column < Cta::kColumns; column += 32) {
+    const bool up = arguments.gated && column % 128 >= 64;
+    const MatrixParams& bias = up ? arguments.up_bias : params.bias;
+    const int n =
+        tile.n + first_column + (arguments.gated ? column / 128 * 64 + column % 64 : column);
+    shared.bias[consumer][column] =
+        bias.pointer && n < params.n ? load_element(bias.pointer, bias.dtype, n) : 0.0f;
+  }
+}
+
+// Copies a box from where it belongs in a matrix, or, kOut, to there. By a warp, for matrices that
+// TMA refuses: `Unit` is what may be accessed at once, pitch and columns count them.
+template <class Unit, bool kOut>
+__device__ inline void copy_box(unsigned char* box, Unit* matrix, int64_t pitch, int rows,
+                                int columns) {
+  constexpr int kUnit = sizeof(Unit), kRowsAtOnce = 2;
+#pragma unroll 1
+  for (int column = static_cast<int>(threadIdx.x) % 32; column < min(columns, 128 / kUnit);
+       column += 32) {
+    const int chunk = column * kUnit / 16;
+    unsigned char* const in_box = box + column * kUnit % 16;
+    Unit* at = matrix + column;
+#pragma unroll 1
+    for (int row = 0; row < rows; row += kRowsAtOnce, at += kRowsAtOnce * pitch) {
+      Unit value[kRowsAtOnce];
+      const auto staged = [&](int i) {
+        return reinterpret_cast<Unit*>(in_box + (row + i) * 128 + (chunk ^ (row + i) % 8) * 16);
+      };
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        if (row + i < rows) value[i] = kOut ? *staged(i) : at[i * pitch];
+      }
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        if (row + i < rows) (kOut ? at[i * pitch] : *staged(i)) = value[i];
+      }
+    }
+  }
+}
+
+// The same with the widest units that are always aligned. `offset`: of the batch entry, in
+// elements.
+template <bool kOut>
+__device__ inline void copy_box(unsigned char* box, const Arguments& arguments,
+                                const MatrixParams& matrix, int64_t offset, int m, int n) {
+  const GemmParams& params = arguments.gemm;
+  const int rows = min(64, static_cast<int>(params.m) - m);
+  const int columns = static_cast<int>(params.n) - n;
+  const int64_t first = offset + m * matrix.row_stride + n;
+  if (matrix.dtype == DType::kFloat32) {
+    copy_box<uint32_t, kOut>(box, static_cast<uint32_t*>(matrix.pointer) + first, matrix.row_stride,
+                             rows, columns);
+  } else if (arguments.copies_pairs) {
+    copy_box<uint32_t, kOut>(box, static_cast<uint32_t*>(matrix.pointer) + first / 2,
+                             matrix.row_stride / 2, rows, columns / 2);
+  } else {
+    copy_box<uint16_t, kOut>(box, static_cast<uint16_t*>(matrix.pointer) + first, matrix.row_stride,
+                             rows, columns);
+  }
+}
+
+// The part of a consumer's epilogue warp where TMA refuses the outputs, or the residual.
+template <class Cta>
+__device__ inline void serve_by_copying(const Arguments& arguments, int consumer,
+                                        SharedMemory<Cta>& shared) {
+  const GemmParams& params = arguments.gemm;
+  const Boxes<Cta> boxes(arguments, shared, consumer);
+  unsigned char* const staged = shared.staged[consumer];
+  BatchOffsets& offset = shared.offset[consumer];
+  uint32_t parity = 0;
+  ptx::griddepcontrol_wait();
+  for (int i = shared.first + (Cta::kPingPong ? consumer * shared.step : 0); i < arguments.tiles;
+       i += Cta::kPingPong ? 2 * shared.step : shared.step) {
+    const Tile tile = decode<Cta>(arguments, i, shared);
+    bring_bias(arguments, tile, consumer, boxes.first_column(), shared);
+    if (threadIdx.x % 32 == 0) offset = batch_offsets(params, tile.batch);
+    __syncwarp();
+#pragma unroll 1
+    for (int round = 0; round < boxes.rounds(); ++round, parity ^= 1) {
+      if (params.residual.pointer) {
+        boxes.for_each(tile, round, [&](int slot, int m, int n, bool sent) {
+          if (!sent) return;
+          copy_box<false>(staged + slot * Cta::kSlotBytes, arguments, params.residual,
+                          offset.residual, m, n);
+        });
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(shared.barriers.residual[consumer]);
+      }
+      ptx::named_barrier_arrive(kRoom + consumer, 160);
+      boxes.for_each(tile, round, [&](int slot, int m, int n, bool sent) {
+        wait(shared.barriers.outputs[consumer][slot], parity);
+        if (!sent) return;
+        copy_box<true>(staged + slot * Cta::kSlotBytes, arguments, params.out, offset.out, m, n);
+      });
+      __syncwarp();
+    }
+  }
+}
+
 // The part of a consumer's epilogue warp.
 template <class Cta>
 __device__ inline void serve_epilogue(const Arguments& arguments, int consumer,
                                       SharedMemory<Cta>& shared) {
   const GemmParams& params = arguments.gemm;
   const Boxes<Cta> boxes(arguments, shared, consumer);
-  const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool elected = ptx::elect_sync();
   uint64_t& residual = shared.barriers.residual[consumer];
   const int step = shared.step;
@@ -231,16 +336,7 @@ __device__ inline void serve_epilogue(const Arguments& arguments, int consumer,
   for (int i = shared.first + (Cta::kPingPong ? consumer * step : 0); i < arguments.tiles;
        i += Cta::kPingPong ? 2 * step : step) {
     const Tile tile = decode<Cta>(arguments, i, shared);
-    if (params.bias.pointer || arguments.up_bias.pointer) {
-      for (int column = lane; column < Cta::kColumns; column += 32) {
-        const bool up = arguments.gated && column % 128 >= 64;
-        const MatrixParams& bias = up ? arguments.up_bias : params.bias;
-        const int n = tile.n + boxes.first_column() +
-                      (arguments.gated ? column / 128 * 64 + column % 64 : column);
-        shared.bias[consumer][column] =
-            bias.pointer && n < params.n ? load_element(bias.pointer, bias.dtype, n) : 0.0f;
-      }
-    }
+    bring_bias(arguments, tile, consumer, boxes.first_column(), shared);
 #pragma unroll 1
     for (int round = 0; round < boxes.rounds(); ++round) {
       if (elected) {
@@ -332,7 +428,7 @@ class Consumer {
   __device__ void store(const Sums& sums, int index) {
     if (params_.split_k > 1) {
       store_partial(sums, decode<Cta>(arguments_, index, shared_));
-    } else if (Cta::kCommonEpilogue && !arguments_.fused) {
+    } else if (Cta::kCommonEpilogue && arguments_.outputs == Outputs::kCommon) {
       store_any(sums, decode<Cta>(arguments_, index, shared_));
     } else if (arguments_.linear) {
       wait_for_room();
@@ -680,7 +776,7 @@ class Consumer {
     }
   }
 
-  // What TMA cannot write, in FP32 through the common epilogue. Rolled, too.
+  // Through the common epilogue, in FP32. Rolled, too.
   __device__ void store_any(const Sums& sums, const Tile& tile) {
     constexpr int kChunks = Cta::kColumns / 32;
     float* wide = reinterpret_cast<float*>(shared_.staged[consumer()]) + warp() * 16 * 32;
@@ -779,7 +875,9 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
     // Consumers wait here for one another before they exchange sums; all threads have to take part.
     if (splits && warp >= Cta::kProducers) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
     if (warp >= Cta::kProducers) {
-      if (arguments.fused) serve_epilogue<Cta>(arguments, warp - Cta::kProducers, shared);
+      const int consumer = warp - Cta::kProducers;
+      if (arguments.outputs == Outputs::kTma) serve_epilogue<Cta>(arguments, consumer, shared);
+      if (arguments.outputs == Outputs::kCopied) serve_by_copying<Cta>(arguments, consumer, shared);
     } else if (ptx::elect_sync()) {
       if constexpr (Cta::kProducers == 1) {
         produce<Cta, true, true>(arguments, shared);

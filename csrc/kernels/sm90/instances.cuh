@@ -22,7 +22,7 @@ std::string make_maps(Arguments& arguments) {
     error = make_operand_map(arguments.up, params, arguments.up_matrix, false, arguments.b_k_major,
                              box_n);
   }
-  if (!arguments.fused) return error;
+  if (arguments.outputs != Outputs::kTma) return error;
   if (error.empty()) error = make_output_map(arguments.out, params, params.out, 64);
   if (error.empty() && params.residual.pointer) {
     error = make_output_map(arguments.residual, params, params.residual, 64);

@@ -1,6 +1,7 @@
 // Which sm90 kernels exist.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "device/fast_divisor.hpp"
@@ -9,6 +10,10 @@
 #include "kernels/sm90/cta_tile.hpp"
 
 namespace tgemm::sm90 {
+
+// How outputs leave: from the consumers' registers through the common epilogue; in boxes by way of
+// shared memory, copied by a warp; the same, through TMA.
+enum class Outputs : uint8_t { kCommon, kCopied, kTma };
 
 // Everything that one of the kernels receives.
 struct Arguments {
@@ -22,9 +27,10 @@ struct Arguments {
   int tiles;
   FastDivisor tiles_per_batch, batches, tiles_per_group, last_rows;
   bool reads_a_once, reads_b_once;  // then L2 had better keep something else
-  bool fused;                       // outputs leave through `out`; else through the common epilogue
-  bool linear;                      // and all that happens to them is alpha and bias
-  int cluster_split;                // CTAs of a cluster that divide K of a tile among them
+  Outputs outputs;
+  bool copies_pairs;  // of 16-bit outputs and residuals, which are aligned for that
+  bool linear;        // all that happens to outputs in boxes is alpha and bias
+  int cluster_split;  // CTAs of a cluster that divide K of a tile among them
 };
 
 using Cooperative128x256 = CtaTile<Schedule::kCooperative, 128, 256, 3>;

@@ -14,6 +14,8 @@
 namespace tgemm {
 namespace {
 
+using sm90::Outputs;
+
 using sm90::Arguments;
 
 // What else selection and launch know of a configuration.
@@ -82,6 +84,7 @@ constexpr double kSplitUs = 4.5;  // the second kernel of split-K, without its t
 constexpr double kActivationUs[] = {2.9, 2.7};
 constexpr double kResidualUs[] = {2.3, 1.7};
 constexpr double kCommonEpilogueUs[] = {3.0, 2.0};  // estimated
+constexpr double kCopiedUs[] = {1.0, 0.5};          // estimated
 
 const Traits& traits(const TileConfig& config) {
   return kTraits[static_cast<size_t>(&config - kConfigs.data())];
@@ -99,22 +102,36 @@ bool is_row(const Matrix& bias) {
   return bias.row_stride == 0 && bias.col_stride == 1 && bias.batch_stride == BatchArray{};
 }
 
-// Can the outputs leave through TMA, with all that is done to them?
-bool fuses(const Problem& problem, const TileConfig& config, int split_k) {
+// Can every pair of 16-bit elements in a row, from an even column on, be accessed at once?
+bool pairs(const Matrix& matrix) {
+  const auto even = [](int64_t stride) { return stride % 2 == 0; };
+  return matrix.address_alignment >= 4 && even(matrix.row_stride) &&
+         std::ranges::all_of(matrix.batch_stride, even);
+}
+
+Outputs outputs_of(const Problem& problem, const TileConfig& config, int split_k) {
   const Epilogue& epilogue = problem.epilogue;
   const bool wide = problem.out.dtype == DType::kFloat32;
+  const auto row_major = [&](const Matrix& matrix) {
+    return matrix.col_stride == 1 || problem.n <= 1;
+  };
   if (split_k > config.max_cluster_split || epilogue.has_preact || epilogue.multiplies ||
-      tma_rejects_output(problem.out, problem)) {
-    return false;
+      !row_major(problem.out)) {
+    return Outputs::kCommon;
   }
-  // The kernel's activations are as accurate as 16 bits need.
-  if (wide && (problem.gated || epilogue.activation > Activation::kRelu)) return false;
+  // Activations on the way to a box are as accurate as 16 bits need.
+  if (wide && (problem.gated || epilogue.activation > Activation::kRelu)) return Outputs::kCommon;
+  if (epilogue.has_bias && !is_row(epilogue.bias)) return Outputs::kCommon;
+  if (problem.has_up_bias && !is_row(problem.up_bias)) return Outputs::kCommon;
+  if (epilogue.has_residual &&
+      (epilogue.residual.dtype != problem.out.dtype || !row_major(epilogue.residual))) {
+    return Outputs::kCommon;
+  }
   // TMA writes whole 16 bytes, beyond the end of a row too.
-  if (problem.n * bytes_per_element(problem.out.dtype) % 16 != 0) return false;
-  if (epilogue.has_bias && !is_row(epilogue.bias)) return false;
-  if (problem.has_up_bias && !is_row(problem.up_bias)) return false;
-  return !epilogue.has_residual || (epilogue.residual.dtype == problem.out.dtype &&
-                                    !tma_rejects_output(epilogue.residual, problem));
+  const bool whole = problem.n * bytes_per_element(problem.out.dtype) % 16 == 0;
+  const bool tma = whole && !tma_rejects_output(problem.out, problem) &&
+                   !(epilogue.has_residual && tma_rejects_output(epilogue.residual, problem));
+  return tma ? Outputs::kTma : Outputs::kCopied;
 }
 
 const char* cannot_run(const Problem& problem, const Device& device, const TileConfig& config,
@@ -126,8 +143,9 @@ const char* cannot_run(const Problem& problem, const Device& device, const TileC
   }
   if (tma_rejects(problem.a, a_k_major, true, problem)) return "TMA cannot read a";
   if (tma_rejects(problem.b, b_k_major, false, problem)) return "TMA cannot read b";
-  if ((problem.gated || !traits(config).common_epilogue) && !fuses(problem, config, 1)) {
-    return "TMA cannot write what its epilogue makes";
+  if ((problem.gated || !traits(config).common_epilogue) &&
+      outputs_of(problem, config, 1) == Outputs::kCommon) {
+    return "it does not have the epilogue that this takes";
   }
   return nullptr;
 }
@@ -184,7 +202,9 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const double area = static_cast<double>(config.block_m * columns) / (128.0 * 128.0);
   if (epilogue.activation > Activation::kRelu) tile_us += area * kActivationUs[trait.ping_pong];
   if (epilogue.has_residual) tile_us += area * kResidualUs[trait.ping_pong];
-  if (!fuses(problem, config, split_k)) tile_us += area * kCommonEpilogueUs[trait.ping_pong];
+  const Outputs outputs = outputs_of(problem, config, split_k);
+  if (outputs == Outputs::kCommon) tile_us += area * kCommonEpilogueUs[trait.ping_pong];
+  if (outputs == Outputs::kCopied) tile_us += area * kCopiedUs[trait.ping_pong];
   const double compute_us = rounds * (macs / (config.mac_per_cycle * cycles_per_us) + tile_us);
   const double power_us = static_cast<double>(tiles) * split_k * macs /
                           (trait.power_share * kPeakMacPerCycle * sm_cycles_per_us);
@@ -215,7 +235,9 @@ std::string launch_sm90(const Plan& plan, const Problem& problem, const Operands
   const bool tf32 = problem.a.dtype == DType::kFloat32;
   arguments.a_k_major = tf32 || problem.a_k_major();
   arguments.b_k_major = tf32 || problem.b_k_major();
-  arguments.fused = fuses(problem, *plan.config, plan.split_k);
+  arguments.outputs = outputs_of(problem, *plan.config, plan.split_k);
+  arguments.copies_pairs = problem.n % 2 == 0 && pairs(problem.out) &&
+                           !(problem.epilogue.has_residual && !pairs(problem.epilogue.residual));
   arguments.linear = problem.out.dtype != DType::kFloat32 && !problem.epilogue.has_residual &&
                      problem.epilogue.activation == Activation::kNone;
   arguments.gated = problem.gated;
