@@ -1,6 +1,7 @@
 #include "gemm/plan.hpp"
 #include "kernels/ladder/ladder.hpp"
 #include "kernels/simt/simt.hpp"
+#include "kernels/skinny/skinny.hpp"
 #include "kernels/sm80/mma_sync.hpp"
 #include "kernels/sm90/sm90.hpp"
 
@@ -9,19 +10,13 @@ namespace tgemm {
 // A kernel joins the library by one row here.
 std::span<const KernelEntry> kernel_table() {
   static const KernelEntry table[] = {
-      sm90_entry(),
-      sm90_tf32_entry(),
-      sm90_packed_entry(),
-      mma_sync_entry(),
-      simt_entry(),
-      naive_entry(),
-      tiled_entry(),
-      tiled_padded_entry(),
-      tiled_vectorized_entry(),
-      wmma_entry(),
-      wmma_double_buffered_entry(),
-      volta_mma_entry(),
-      wgmma_entry(),
+      skinny_entry(),       sm90_entry(),
+      sm90_tf32_entry(),    sm90_packed_entry(),
+      mma_sync_entry(),     simt_entry(),
+      naive_entry(),        tiled_entry(),
+      tiled_padded_entry(), tiled_vectorized_entry(),
+      wmma_entry(),         wmma_double_buffered_entry(),
+      volta_mma_entry(),    wgmma_entry(),
   };
   return table;
 }
