@@ -36,12 +36,16 @@ class Promise:
     packs: bool = False
     # Of all these, only problems whose outputs TMA can write, see writes_out.
     writes_out: bool = False
-    # One kernel makes gated products, of those whose outputs TMA can write.
+    # One kernel makes gated products, of those whose outputs TMA can write,
     gates: bool = False
+    # or any; and splits their K.
+    gates_all: bool = False
 
 
 SM90 = Promise(("fp16", "bf16"), aligned=True)
 SM90_TF32 = Promise(("fp32/tf32",), layouts=("nt",), aligned=True, one_k_in_any_layout=True)
+# The few rows of x have to be contiguous along K.
+SKINNY = Promise(("fp16", "bf16"), layouts=("nn", "nt"), aligned=True, one_k_in_any_layout=True)
 SM90_PACKED = Promise(("fp32/bf16", "fp32/fp16", "fp32/tf32", "fp16", "bf16"), packs=True)
 
 # By the name of the kernel and its configuration; the first pattern that matches counts.
@@ -57,6 +61,9 @@ PROMISES = {
     "wmma*:*": Promise(("fp16", "bf16", "fp32/bf16", "fp32/fp16")),
     "volta_mma:*": Promise(("fp16", "fp32/fp16")),
     "wgmma:*_staged": Promise(("fp16", "bf16", "fp32/bf16", "fp32/fp16")),
+    # Tiles of 64 weight rows have no room for two weights.
+    "skinny:*x64": SKINNY,
+    "skinny:*": dataclasses.replace(SKINNY, gates=True, gates_all=True),
     # Three consumers have no registers for the common epilogue.
     "sm90:192x192": dataclasses.replace(SM90, writes_out=True),
     "sm90_tf32:192x192": dataclasses.replace(SM90_TF32, writes_out=True),
@@ -100,6 +107,12 @@ def has_to_be_packed(case: Case) -> bool:
         if case.mode == "fp32/tf32" and not k_major and max(mn, case.k) > 1:
             return True
     return False
+
+
+def row_major_product(case: Case) -> bool:
+    """Whether a gated product is one that a kernel with two weights can make at all."""
+    row_major = case.out_layout == "row" or max(case.m, case.n) <= 1
+    return row_major and case.k > 0 and not EPILOGUES[case.epilogue].preact
 
 
 def writes_out(case: Case) -> bool:
@@ -220,7 +233,9 @@ class Config:
 
     def gates(self, case: Case) -> bool:
         """Whether it promises to run this gated product in one kernel."""
-        return self.promise.gates and self.runs(case) and writes_out(case)
+        if not (self.promise.gates and self.runs(case)):
+            return False
+        return writes_out(case) or (self.promise.gates_all and row_major_product(case))
 
     def _writes_out(self, case: Case) -> bool:
         # Of a gated product in two kernels, the second multiplies by what the first has written.

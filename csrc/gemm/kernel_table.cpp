@@ -10,13 +10,23 @@ namespace tgemm {
 // A kernel joins the library by one row here.
 std::span<const KernelEntry> kernel_table() {
   static const KernelEntry table[] = {
-      skinny_entry(),       sm90_entry(),
-      sm90_tf32_entry(),    sm90_packed_entry(),
-      mma_sync_entry(),     simt_entry(),
-      naive_entry(),        tiled_entry(),
-      tiled_padded_entry(), tiled_vectorized_entry(),
-      wmma_entry(),         wmma_double_buffered_entry(),
-      volta_mma_entry(),    wgmma_entry(),
+      // Compute capability 9.0.
+      skinny_entry(),
+      sm90_entry(),
+      sm90_tf32_entry(),
+      sm90_packed_entry(),
+      // Any card, or nearly.
+      mma_sync_entry(),
+      simt_entry(),
+      // The ladder.
+      naive_entry(),
+      tiled_entry(),
+      tiled_padded_entry(),
+      tiled_vectorized_entry(),
+      wmma_entry(),
+      wmma_double_buffered_entry(),
+      volta_mma_entry(),
+      wgmma_entry(),
   };
   return table;
 }

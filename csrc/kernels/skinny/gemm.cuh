@@ -102,21 +102,21 @@ __device__ inline void produce(const Arguments& arguments, const Tile& tile,
                              });
   };
 
-  // Before the kernel before this one has ended, nobody may read what it writes; of a weight that
-  // it may write, a part is brought to L2, where no more than time would be lost.
-  int ahead = 0;
-  if (arguments.static_weight) {
-    ahead = min(stages, tile.k_tiles);
-    for (int i = 0; i < ahead; ++i) request_weight(i, tile.k_begin + i * kBlockK);
-  } else {
+  // What the kernel before this one writes may be read when it has ended. Of a weight that may be
+  // that, a part is brought to L2 until then: at worst in vain.
+  if (!arguments.static_weight) {
     for (int i = 0; i < min(arguments.prefetched, tile.k_tiles); ++i) {
       for_each_weight_box<Cta>(
           arguments, tile, nullptr, [&](unsigned char*, const OperandMap& map, int n) {
             prefetch_box(map, at_weight, k_major, n, tile.k_begin + i * kBlockK);
           });
     }
+    ptx::griddepcontrol_wait();
   }
-  ptx::griddepcontrol_wait();
+  // The weight first: it comes from memory, x from L2.
+  const int ahead = min(stages, tile.k_tiles);
+  for (int i = 0; i < ahead; ++i) request_weight(i, tile.k_begin + i * kBlockK);
+  if (arguments.static_weight) ptx::griddepcontrol_wait();
   RingCursor cursor;
   int k = tile.k_begin;
   for (int i = 0; i < tile.k_tiles; ++i, k += kBlockK) {

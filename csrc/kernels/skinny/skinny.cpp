@@ -65,16 +65,15 @@ constexpr int64_t kAutomaticRows = 64;
 constexpr int64_t kPrefetchPercent = 10;
 
 // Estimates, microseconds. From the start of the grid to the first data, and after the last.
-constexpr double kStartUs = 1.6;
+constexpr double kStartUs = 1.5;
 // Adding up within a cluster, and of that, for each CTA beyond the first, per 64x128 outputs of a
 // tile.
 constexpr double kClusterSplitUs = 0.8;
-constexpr double kClusterSplitStepUs = 0.3;
+constexpr double kClusterSplitStepUs = 0.15;
 constexpr double kSplitUs = 4.5;  // the second kernel of split-K, without its traffic
 // What the next kernel's start costs where its CTAs do not fit beside this one's.
-constexpr double kNoRoomUs = 0.7;
-// L2 delivers tiles this much faster than memory does.
-constexpr double kL2Rate = 2.0;
+constexpr double kNoRoomUs = 0.5;
+constexpr double kL2BytesPerCycle = 60.0;  // per SM
 
 const Traits& traits(const TileConfig& config) {
   return kTraits[static_cast<size_t>(&config - kConfigs.data())];
@@ -116,8 +115,8 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const double latency_us = waves * k_tiles * kLoadLatencyUs / config.stages;
   const double tile_bytes = (config.block_m + config.block_n) * k_tiles * config.block_k *
                             bytes_per_element(problem.a.dtype);
-  const double l2_us =
-      static_cast<double>(ctas) * tile_bytes / (kL2Rate * device.memory_bytes_per_us);
+  const double l2_us = static_cast<double>(ctas) * tile_bytes /
+                       (kL2BytesPerCycle * device.sm_count * device.clock_ghz * 1e3);
   // Limits that lie close together slow one another: a norm of them, not the largest.
   double limits = 0.0;
   for (const double us : {memory_us(problem, device), latency_us, l2_us}) {
