@@ -36,9 +36,9 @@ class Promise:
     packs: bool = False
     # Of all these, only problems whose outputs TMA can write, see writes_out.
     writes_out: bool = False
-    # One kernel makes gated products, of those whose outputs TMA can write,
+    # One kernel makes gated products, of those whose outputs TMA can write.
     gates: bool = False
-    # or any; and splits their K.
+    # It makes them whatever their outputs, and splits their K.
     gates_all: bool = False
 
 
@@ -109,10 +109,9 @@ def has_to_be_packed(case: Case) -> bool:
     return False
 
 
-def row_major_product(case: Case) -> bool:
-    """Whether a gated product is one that a kernel with two weights can make at all."""
-    row_major = case.out_layout == "row" or max(case.m, case.n) <= 1
-    return row_major and case.k > 0 and not EPILOGUES[case.epilogue].preact
+def row_major_out(case: Case) -> bool:
+    """Whether out counts as row-major: the kernel sees a column-major one as a transposed one."""
+    return case.out_layout == "row" or max(case.m, case.n) <= 1
 
 
 def writes_out(case: Case) -> bool:
@@ -120,8 +119,7 @@ def writes_out(case: Case) -> bool:
     epilogue = EPILOGUES[case.epilogue]
     dtype = out_dtype(case)
     wide = dtype == torch.float32
-    # As the kernel sees them: a column-major out is the transpose of a row-major one.
-    row_major = case.out_layout == "row" or max(case.m, case.n) <= 1
+    row_major = row_major_out(case)
     rows, columns = (case.m, case.n) if row_major else (case.n, case.m)
     alignment = ALIGNMENTS[case.out_alignment or case.alignment]
     if epilogue.preact or columns * dtype.itemsize % 16 != 0:
@@ -218,7 +216,7 @@ class Config:
 
     def runs(self, case: Case) -> bool:
         """Whether it promises to run the case."""
-        outs = {case.out_layout}
+        outs = {"row" if row_major_out(case) else "column"}
         if EPILOGUES[case.epilogue].preact:
             outs.add("row")  # asked for through an op that allocates its outputs
         free = self.promise.one_k_in_any_layout and case.k <= 1
@@ -235,7 +233,10 @@ class Config:
         """Whether it promises to run this gated product in one kernel."""
         if not (self.promise.gates and self.runs(case)):
             return False
-        return writes_out(case) or (self.promise.gates_all and row_major_product(case))
+        if not self.promise.gates_all:
+            return writes_out(case)
+        # What a kernel with two weights is never asked for.
+        return row_major_out(case) and case.k > 0 and not EPILOGUES[case.epilogue].preact
 
     def _writes_out(self, case: Case) -> bool:
         # Of a gated product in two kernels, the second multiplies by what the first has written.
