@@ -94,6 +94,11 @@ SUITES: dict[str, tuple[Shape, ...]] = {
             (4096, 768, 768),
         )
     ),
+    # The same layers where few rows leave nothing to do but read the weight, and Llama's head.
+    "decode": (
+        *(Shape(m, n, k, "bf16") for n, k in LLAMA_8B for m in (1, 2, 4, 8, 16, 32, 64)),
+        *(Shape(m, 128256, 4096, "bf16") for m in (1, 16)),
+    ),
     # What an epilogue costs over the plain product, and SwiGLU over one product of 2N columns.
     "fused": (
         *(

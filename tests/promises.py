@@ -38,10 +38,14 @@ class Promise:
     writes_out: bool = False
     # One kernel makes gated products, of those whose outputs TMA can write.
     gates: bool = False
+    # It makes them whatever their outputs, and splits their K.
+    gates_all: bool = False
 
 
 SM90 = Promise(("fp16", "bf16"), aligned=True)
 SM90_TF32 = Promise(("fp32/tf32",), layouts=("nt",), aligned=True, one_k_in_any_layout=True)
+# The few rows of x have to be contiguous along K.
+SKINNY = Promise(("fp16", "bf16"), layouts=("nn", "nt"), aligned=True, one_k_in_any_layout=True)
 SM90_PACKED = Promise(("fp32/bf16", "fp32/fp16", "fp32/tf32", "fp16", "bf16"), packs=True)
 
 # By the name of the kernel and its configuration; the first pattern that matches counts.
@@ -57,6 +61,9 @@ PROMISES = {
     "wmma*:*": Promise(("fp16", "bf16", "fp32/bf16", "fp32/fp16")),
     "volta_mma:*": Promise(("fp16", "fp32/fp16")),
     "wgmma:*_staged": Promise(("fp16", "bf16", "fp32/bf16", "fp32/fp16")),
+    # Tiles of 64 weight rows have no room for two weights.
+    "skinny:*x64": SKINNY,
+    "skinny:*": dataclasses.replace(SKINNY, gates=True, gates_all=True),
     # Three consumers have no registers for the common epilogue.
     "sm90:192x192": dataclasses.replace(SM90, writes_out=True),
     "sm90_tf32:192x192": dataclasses.replace(SM90_TF32, writes_out=True),
@@ -102,13 +109,17 @@ def has_to_be_packed(case: Case) -> bool:
     return False
 
 
+def row_major_out(case: Case) -> bool:
+    """Whether out counts as row-major: the kernel sees a column-major one as a transposed one."""
+    return case.out_layout == "row" or max(case.m, case.n) <= 1
+
+
 def writes_out(case: Case) -> bool:
     """Whether sm90 can write the outputs through TMA, in one kernel and with all that is done to them."""
     epilogue = EPILOGUES[case.epilogue]
     dtype = out_dtype(case)
     wide = dtype == torch.float32
-    # As the kernel sees them: a column-major out is the transpose of a row-major one.
-    row_major = case.out_layout == "row" or max(case.m, case.n) <= 1
+    row_major = row_major_out(case)
     rows, columns = (case.m, case.n) if row_major else (case.n, case.m)
     alignment = ALIGNMENTS[case.out_alignment or case.alignment]
     if epilogue.preact or columns * dtype.itemsize % 16 != 0:
@@ -205,7 +216,7 @@ class Config:
 
     def runs(self, case: Case) -> bool:
         """Whether it promises to run the case."""
-        outs = {case.out_layout}
+        outs = {"row" if row_major_out(case) else "column"}
         if EPILOGUES[case.epilogue].preact:
             outs.add("row")  # asked for through an op that allocates its outputs
         free = self.promise.one_k_in_any_layout and case.k <= 1
@@ -220,7 +231,12 @@ class Config:
 
     def gates(self, case: Case) -> bool:
         """Whether it promises to run this gated product in one kernel."""
-        return self.promise.gates and self.runs(case) and writes_out(case)
+        if not (self.promise.gates and self.runs(case)):
+            return False
+        if not self.promise.gates_all:
+            return writes_out(case)
+        # What a kernel with two weights is never asked for.
+        return row_major_out(case) and case.k > 0 and not EPILOGUES[case.epilogue].preact
 
     def _writes_out(self, case: Case) -> bool:
         # Of a gated product in two kernels, the second multiplies by what the first has written.

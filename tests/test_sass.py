@@ -635,6 +635,69 @@ def test_sm90_kernels_are_those_of_the_table(kernels: list[Kernel]) -> None:
     assert compiled == sorted(tuple(config[s] for s in sizes) for config in table["sm90"])
 
 
+def _skinny_tile(kernel: Kernel) -> tuple[int, int]:
+    """Rows of x and blocks of 64 weight rows: the template arguments of one skinny kernel."""
+    arguments = re.search(r"CtaTile<(\d+), (\d+)>", kernel.name)
+    assert arguments, kernel.name
+    return int(arguments[1]), int(arguments[2])
+
+
+def test_skinny_is_what_it_says(kernels: list[Kernel]) -> None:
+    """The weight is wgmma's 64-row operand, TMA brings both, and the next kernel's CTAs fit beside these."""
+    if "sm_90a" not in {kernel.architecture for kernel in kernels}:
+        pytest.skip("SKINNY NOT CHECKED: this build has no sm_90a")
+
+    def complaints() -> Iterator[str]:
+        operand_types = 4  # FP16 and BF16, the weight in two layouts: a main loop for each
+        for kernel in _named(kernels, "skinny_gemm"):
+            rows, blocks = _skinny_tile(kernel)
+            steps = 4 * blocks  # of a k-tile
+            multiplies = kernel.count(rf"HGMMA\.64x{rows}x16\.F32")
+            if multiplies != operand_types * steps or kernel.count(r"HGMMA\.") != multiplies:
+                yield f"{kernel}: {multiplies} HGMMA, not {operand_types * steps}"
+            if kernel.in_main_loop(r"HGMMA\.") != steps:
+                yield f"{kernel}: more or less than one k-tile in the main loop"
+            # Else the compiler has put the instructions of a k-tile one after the other.
+            if kernel.count(r"WARPGROUP\.ARRIVE") != operand_types:
+                yield f"{kernel}: waits between the HGMMAs of a k-tile"
+            if not kernel.in_main_loop(r"SYNCS\.PHASECHK"):
+                yield f"{kernel}: does not wait for an mbarrier in the main loop"
+            if kernel.in_main_loop(rf"LDG|{SHARED_LOAD}") or kernel.count("MEMBAR"):
+                yield f"{kernel}: loads in the main loop, or fences"
+            # Two CTAs on an SM and, of few rows, two of the next kernel.
+            most = 96 if rows <= 16 else 128
+            if kernel.resources["REG"] > most:
+                yield f"{kernel}: {kernel.resources['REG']} registers, more than {most}"
+            # Sums for the other CTAs of a cluster, 16 bytes at a time.
+            if kernel.count(r"STAS\.128") != blocks * rows // 8:
+                yield f"{kernel}: {kernel.count(r'STAS')} STAS, not {blocks * rows // 8}"
+            for what in (
+                r"UTMALDG\.5D$",
+                r"UTMAPF\.L2\.5D",
+                "PREEXIT",  # griddepcontrol.launch_dependents
+                r"STG\.E\.64",  # four outputs of 16 bits
+            ):
+                if not kernel.count(what):
+                    yield f"{kernel}: no {what}"
+            # griddepcontrol.wait: in the consumers, before any access to memory, and in the producer,
+            # before or after its requests for the first stages of the weight.
+            waits, accesses = kernel.where("ACQBULK"), kernel.where(r"(LDG|STG)\.")
+            if len(waits) != 3 or min(waits) > min(accesses):
+                yield f"{kernel}: touches memory before it has waited for the kernel before it"
+
+    _report(complaints())
+
+
+def test_skinny_kernels_are_those_of_the_table(kernels: list[Kernel]) -> None:
+    if "sm_90a" not in {kernel.architecture for kernel in kernels}:
+        pytest.skip("SKINNY NOT CHECKED: this build has no sm_90a")
+    if _library.cuda_missing:
+        pytest.skip(f"SKINNY TABLE NOT CHECKED: {_library.cuda_missing}")
+    compiled = {_skinny_tile(kernel) for kernel in _named(kernels, "skinny_gemm")}
+    table = {row["name"]: row["configs"] for row in json.loads(torch.ops.tgemm._kernels())}
+    assert compiled == {(row["block_m"], row["block_n"] // 64) for row in table["skinny"]}
+
+
 def test_pack_reads_any_alignment_and_writes_16_bytes(kernels: list[Kernel]) -> None:
     if "sm_90a" not in {kernel.architecture for kernel in kernels}:
         pytest.skip("PACK NOT CHECKED: this build has no sm_90a")

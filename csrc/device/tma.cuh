@@ -82,6 +82,17 @@ __device__ inline void request_box(unsigned char* to, const OperandMap& operand,
   }
 }
 
+// Asks for the same box in L2 alone (9.7.9.25.5.3 cp.async.bulk.prefetch.tensor). A hint: nothing
+// says when it has arrived.
+__device__ inline void prefetch_box(const OperandMap& operand, const MapCoordinates& at,
+                                    bool k_major, int32_t mn, int32_t k) {
+  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(
+                   &operand.map),
+               "r"(k_major ? k : mn), "r"(k_major ? mn : k), "r"(at.batch[0]), "r"(at.batch[1]),
+               "r"(at.batch[2])
+               : "memory");
+}
+
 // Asks TMA for kMn by 64 elements from (mn, k) on. K-major, they are one box; else one box for each
 // 64 rows (columns), because a box is as wide as the swizzle. `multicast` and `once` as in
 // request_box.

@@ -42,6 +42,9 @@ inline constexpr uint64_t kWgmmaStepK = kKMajor ? 32 / 16 : 2 * 1024 / 16;
 enum class WgmmaType { kF16, kBf16, kTf32 };
 
 // The operands of an asm statement: registers %0 to %(n / 2 - 1) and what is in them.
+#define TGEMM_REGISTERS_4 "%0, %1, %2, %3"
+#define TGEMM_REGISTERS_8 TGEMM_REGISTERS_4 ", %4, %5, %6, %7"
+#define TGEMM_REGISTERS_16 TGEMM_REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define TGEMM_REGISTERS_32                                               \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -63,6 +66,9 @@ enum class WgmmaType { kF16, kBf16, kTf32 };
       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define TGEMM_SUMS_32(d, i) \
   TGEMM_SUMS_8(d, i), TGEMM_SUMS_8(d, i + 8), TGEMM_SUMS_8(d, i + 16), TGEMM_SUMS_8(d, i + 24)
+#define TGEMM_SUMS_OF_4(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+#define TGEMM_SUMS_OF_8(d) TGEMM_SUMS_8(d, 0)
+#define TGEMM_SUMS_OF_16(d) TGEMM_SUMS_8(d, 0), TGEMM_SUMS_8(d, 8)
 #define TGEMM_SUMS_OF_32(d) TGEMM_SUMS_32(d, 0)
 #define TGEMM_SUMS_OF_64(d) TGEMM_SUMS_32(d, 0), TGEMM_SUMS_32(d, 32)
 #define TGEMM_SUMS_OF_96(d) TGEMM_SUMS_OF_64(d), TGEMM_SUMS_32(d, 64)
@@ -99,6 +105,9 @@ struct Wgmma;
     }                                                                                  \
   }
 
+TGEMM_WGMMA(8, 4, "%4", "%5", "%6", "%7");
+TGEMM_WGMMA(16, 8, "%8", "%9", "%10", "%11");
+TGEMM_WGMMA(32, 16, "%16", "%17", "%18", "%19");
 TGEMM_WGMMA(64, 32, "%32", "%33", "%34", "%35");
 TGEMM_WGMMA(128, 64, "%64", "%65", "%66", "%67");
 TGEMM_WGMMA(192, 96, "%96", "%97", "%98", "%99");
@@ -110,11 +119,17 @@ TGEMM_WGMMA(256, 128, "%128", "%129", "%130", "%131");
 #undef TGEMM_SUMS_OF_96
 #undef TGEMM_SUMS_OF_64
 #undef TGEMM_SUMS_OF_32
+#undef TGEMM_SUMS_OF_16
+#undef TGEMM_SUMS_OF_8
+#undef TGEMM_SUMS_OF_4
 #undef TGEMM_SUMS_32
 #undef TGEMM_SUMS_8
 #undef TGEMM_REGISTERS_128
 #undef TGEMM_REGISTERS_96
 #undef TGEMM_REGISTERS_64
 #undef TGEMM_REGISTERS_32
+#undef TGEMM_REGISTERS_16
+#undef TGEMM_REGISTERS_8
+#undef TGEMM_REGISTERS_4
 
 }  // namespace tgemm::ptx

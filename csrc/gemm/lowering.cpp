@@ -122,6 +122,7 @@ Lowered lower(const LoweringRequest& request) {
   const bool has_cols = b.sizes.size() > 1;
 
   problem.precision = request.precision;
+  problem.static_weight = request.static_weight;
   problem.epilogue.activation = request.activation;
   problem.epilogue.alpha = request.alpha;
   problem.epilogue.beta = request.beta;
@@ -246,8 +247,9 @@ Lowered lower(const LoweringRequest& request) {
                       ": neither its rows nor its columns are contiguous";
       return lowered;
     }
-    // Column-major out: compute its transpose.
+    // Column-major out: compute its transpose. Its weight is not the second operand.
     lowered.swapped = true;
+    problem.static_weight = false;
     std::swap(problem.m, problem.n);
     std::swap(problem.a, problem.b);
     for (Matrix* matrix :

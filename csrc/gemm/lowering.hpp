@@ -35,6 +35,7 @@ struct LoweringRequest {
   Activation activation = Activation::kNone;
   float alpha = 1.0f;
   float beta = 1.0f;
+  bool static_weight = false;  // no kernel that still runs writes b (and up)
 };
 
 // Shape of torch.matmul(a, b). Returns false and sets `error` ("a is (3, 4) and b is (5, 6): the

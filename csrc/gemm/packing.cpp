@@ -138,7 +138,10 @@ Problem packed(const Problem& problem, Packing packing) {
   if (!packing.any()) return problem;
   Problem result = problem;
   if (packing.a) result.a = packed_matrix(problem, true);
-  if (packing.b) result.b = packed_matrix(problem, false);
+  if (packing.b) {
+    result.b = packed_matrix(problem, false);
+    result.static_weight = false;  // it has just been written
+  }
   merge_batch_dims(result);
   return result;
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -89,6 +90,10 @@ struct KernelEntry {
   std::string (*launch)(const Plan&, const Problem&, const Operands&, const LaunchTarget& target);
   // Multiplies gated products (Problem::gated); the others never see one.
   bool gated = false;
+  // And adds up those whose K is split within a cluster.
+  bool splits_gated = false;
+  // Rows of the output beyond which it runs only when forced by name.
+  int64_t automatic_rows = std::numeric_limits<int64_t>::max();
   // What has to be packed before the kernel can run; null: nothing, ever. The functions above then
   // see the problem with packed operands.
   Packing (*packs)(const Problem&) = nullptr;

@@ -70,6 +70,7 @@ std::string to_string(const Problem& problem) {
   if (problem.gated) text += ", gated";
   if (epilogue.has_residual) text += epilogue.multiplies ? ", times residual" : ", residual";
   if (epilogue.has_preact) text += ", pre-activation";
+  if (problem.static_weight) text += ", static weight";
   return text;
 }
 

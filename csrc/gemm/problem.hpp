@@ -84,6 +84,10 @@ struct Problem {
   Matrix up;       // (k, n)
   Matrix up_bias;  // as the bias
 
+  // No kernel that still runs writes B (and `up`): a kernel that starts before the one before it
+  // has ended may read them at once.
+  bool static_weight = false;
+
   int64_t batch_count() const {
     int64_t count = 1;
     for (int i = 0; i < batch_dims; ++i) count *= batch_size[i];

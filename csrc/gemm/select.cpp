@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <charconv>
+#include <climits>
 #include <cmath>
 
 #include "gemm/packing.hpp"
@@ -77,6 +78,7 @@ const char* row_rejects(const KernelEntry& entry, const Problem& problem, bool f
                         int64_t packed_bytes) {
   if (problem.gated && (!entry.gated || entry.packs)) return "it multiplies one weight";
   if (packed_bytes >= kMaxPackedBytes) return "its packed operands would not fit in any memory";
+  if (!forced && problem.m > entry.automatic_rows) return "it is made for fewer rows";
   if (!forced && packed_bytes > kMaxAutomaticPacking) {
     return "its packed operands would take more than 4 GiB";
   }
@@ -125,8 +127,12 @@ Selection select(const Problem& problem, const Device& device, std::string_view 
       const char* reason = row_reason ? row_reason : entry.rejects(seen, device, config);
       if (!reason && entry.packs && !packing.any()) reason = "it has no operand to pack";
       // The sums of two weights have to meet before anything is added to either.
-      const bool splits_k = entry.splits_k && !problem.gated;
-      if (!reason && force.split_k > 1 && !splits_k) reason = "it cannot split K";
+      const int gated_split = entry.splits_gated ? config.max_cluster_split : 1;
+      const int max_split = !entry.splits_k ? 1 : problem.gated ? gated_split : INT_MAX;
+      if (!reason && force.split_k > max_split) {
+        reason = max_split > 1 ? "it splits K of two weights within a cluster alone"
+                               : "it cannot split K";
+      }
       if (reason) {
         last_reason = reason;
         if (report) report->push_back({{&entry, &config, 1, 0, 0.0, {}}, reason});
@@ -148,13 +154,15 @@ Selection select(const Problem& problem, const Device& device, std::string_view 
         continue;
       }
       consider(1);
-      if (!splits_k) continue;
       // Splitting helps only while the tiles leave SMs idle.
+      const int64_t columns = problem.gated ? 2 * problem.n : problem.n;
       const int64_t tiles = ceil_div(problem.m, config.block_m) *
-                            ceil_div(problem.n, config.block_n) * problem.batch_count();
+                            ceil_div(columns, config.block_n) * problem.batch_count();
       const int64_t slots = int64_t{device.sm_count} * config.ctas_per_sm;
       for (int split_k : kSplitCandidates) {
-        if (tiles * split_k > slots || problem.k < split_k * kMinKPerSplit) break;
+        if (split_k > max_split || tiles * split_k > slots || problem.k < split_k * kMinKPerSplit) {
+          break;
+        }
         if (static_cast<double>(partial_sums_bytes(problem, config, split_k)) >
             kMaxAutomaticWorkspace)
           break;

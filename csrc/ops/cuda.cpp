@@ -132,6 +132,7 @@ LoweringRequest lowering_of(const Request& request, const Checked& checked,
   lowering.activation = checked.activation;
   lowering.alpha = static_cast<float>(request.alpha);
   lowering.beta = static_cast<float>(request.beta);
+  lowering.static_weight = request.static_weight;
   return lowering;
 }
 

@@ -232,6 +232,17 @@ TEST(Lower, ColumnMajorOutputSwapsTheOperands) {
   EXPECT_EQ(lowered.problem.epilogue.residual.col_stride, 48);
 }
 
+TEST(Lower, AStaticWeightIsTheSecondOperandOrForgotten) {
+  const Tensor a({64, 32}), b({32, 48}), rows({64, 48}),
+      columns = Tensor({48, 64}).transposed(0, 1);
+  LoweringRequest asked = request(a, b, rows);
+  EXPECT_FALSE(lower(asked).problem.static_weight);
+  asked.static_weight = true;
+  EXPECT_TRUE(lower(asked).problem.static_weight);
+  asked.out = columns;
+  EXPECT_FALSE(lower(asked).problem.static_weight);
+}
+
 TEST(Lower, SizeOneDimensionsMayHaveAnyStride) {
   // torch gives dimensions of size 1 whatever stride it likes; it must not decide the layout.
   const Tensor odd({1, 32}, {1, 1});

@@ -124,6 +124,13 @@ TEST(Packed, KeepsWhatIsNotPacked) {
   EXPECT_EQ(seen.b.row_stride, 1);
 }
 
+TEST(Packed, AWeightThatIsPackedIsNotStatic) {
+  Problem problem = problem_of(10, 20, 31, DType::kFloat16);
+  problem.static_weight = true;
+  EXPECT_TRUE(packed(problem, {.a = true}).static_weight);
+  EXPECT_FALSE(packed(problem, {.b = true}).static_weight);
+}
+
 TEST(Packed, SixteenBitOperandsKeepTheirLayout) {
   Problem problem = problem_of(100, 201, 301, DType::kFloat16);
   problem.a = {DType::kFloat16, 1, 100, {}, 16};

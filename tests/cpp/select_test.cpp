@@ -149,6 +149,83 @@ TEST(Select, SplitsWithinAClusterNeedNoWorkspace) {
   }
 }
 
+// N and K of the linear layers of Llama-3.1 8B.
+constexpr std::pair<int64_t, int64_t> kLlama[] = {
+    {6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}};
+
+TEST(Select, FewRowsRunOnSkinnyAndMoreNever) {
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const auto& [n, k] : kLlama) {
+      for (int64_t m : {1, 2, 4, 7, 8, 9, 16, 17, 32, 33, 64}) {
+        const Problem problem = linear_problem(m, n, k, dtype);
+        SCOPED_TRACE(to_string(problem));
+        const Selection selection = select(problem, h200());
+        ASSERT_TRUE(selection.plan) << selection.error;
+        EXPECT_EQ(selection.plan->kernel->name, "skinny");
+        EXPECT_GE(selection.plan->config->block_m, m) << "reads the weight more than once";
+        EXPECT_LE(selection.plan->config->block_m, 2 * std::max<int64_t>(m, 4));
+        EXPECT_EQ(selection.plan->workspace_bytes, 0u);
+      }
+      for (int64_t m : {65, 72, 100, 128, 256}) {
+        EXPECT_NE(chosen(linear_problem(m, n, k, dtype), h200()), "skinny") << m;
+      }
+    }
+  }
+  // Also where no tile is full.
+  for (int64_t m : {65, 100, 1000}) EXPECT_NE(chosen(f16(m, 8, 8), h200()), "skinny");
+  EXPECT_EQ(chosen(f16(100, 4096, 4096), h200(), "skinny:64x128"), "skinny") << "when forced";
+  EXPECT_NE(chosen(f16(1, 4096, 4096), a100()), "skinny");
+}
+
+TEST(Select, SkinnySplitsKUntilTheCardIsFull) {
+  const auto plan = [](int64_t n, int64_t k) { return *select(f16(1, n, k), h200()).plan; };
+  EXPECT_GT(plan(4096, 4096).split_k, 1);
+  EXPECT_GT(plan(4096, 14336).split_k, 1);
+  EXPECT_EQ(plan(28672, 4096).split_k, 1);
+  EXPECT_EQ(plan(128256, 4096).split_k, 1);
+}
+
+TEST(Select, SkinnyReadsXAlongKAlone) {
+  Problem problem = f16(8, 4096, 4096);
+  problem.a.row_stride = 1;
+  problem.a.col_stride = 8;
+  EXPECT_CONTAINS(refusal(problem, h200(), "skinny"), "TMA cannot read a along K");
+  problem = f16(8, 4096, 4096);
+  problem.b = {DType::kFloat16, 4096, 1, {}, 16};
+  EXPECT_EQ(chosen(problem, h200()), "skinny") << "the weight in either order";
+}
+
+TEST(Select, SkinnyGatesInOneKernelAndSplitsItsK) {
+  const auto gated = [](int64_t m, int64_t n, int64_t k) {
+    Problem problem = f16(m, n, k);
+    problem.gated = true;
+    problem.up = problem.b;
+    problem.epilogue.activation = Activation::kSilu;
+    return problem;
+  };
+  const Selection large = select(gated(1, 14336, 4096), h200());
+  ASSERT_TRUE(large.plan) << large.error;
+  EXPECT_EQ(to_string(*large.plan), "skinny:8x128");
+  const Selection small = select(gated(4, 1024, 8192), h200());
+  ASSERT_TRUE(small.plan) << small.error;
+  EXPECT_EQ(small.plan->kernel->name, "skinny");
+  EXPECT_GT(small.plan->split_k, 1);
+  EXPECT_EQ(small.plan->workspace_bytes, 0u) << "sums of two weights meet within a cluster";
+  EXPECT_CONTAINS(refusal(gated(4, 1024, 8192), h200(), "skinny:8x128,split_k=9"), "cluster");
+  EXPECT_CONTAINS(refusal(gated(4, 1024, 8192), h200(), "skinny:8x64"), "two weights");
+  EXPECT_CONTAINS(refusal(gated(4, 1024, 8192), h200(), "sm90:128x128,split_k=2"),
+                  "cannot split K");
+}
+
+TEST(Select, AStaticWeightDoesNotChangeThePlan) {
+  for (const auto& [n, k] : kLlama) {
+    Problem problem = f16(4, n, k);
+    const std::string before = to_string(*select(problem, h200()).plan);
+    problem.static_weight = true;
+    EXPECT_EQ(to_string(*select(problem, h200()).plan), before);
+  }
+}
+
 TEST(Select, SmallProblemsDoNotTakeLargeTiles) {
   const auto tile = [](int64_t m, int64_t n, int64_t k) {
     return *select(linear_problem(m, n, k, DType::kBFloat16), h200()).plan->config;

@@ -203,6 +203,8 @@ def test_one_kernel_reads_weights_where_they_lie(config: Config, randn, count_pr
         "permuted": randn(67, 3, 136).transpose(0, 1),
         "transposed": randn(136, 200).mT,
     }
+    if "tn" not in config.layouts():
+        del rows["transposed"]
     torch_gemm.reset_stats()
     cases = list(itertools.product(weights.values(), rows.values(), biases[:2], biases[::2]))
     for halves, x, gate_bias, up_bias in cases:
@@ -214,12 +216,12 @@ def test_one_kernel_reads_weights_where_they_lie(config: Config, randn, count_pr
 
 
 @pytest.mark.parametrize("config", [c for c in CONFIGS if c.promise.gates], ids=str)
-def test_a_kernel_of_two_weights_runs_twice_to_split_k(config: Config, randn):
+def test_a_kernel_of_two_weights_splits_k_or_runs_twice(config: Config, randn):
     arguments = randn(33, 520), randn(40, 520) / 16, randn(40, 520) / 16
     force = config.force(2)
     torch_gemm.reset_stats()
     assert_glu(tgemm.linear_glu(*arguments, force_kernel=force), *arguments, kernel=force)
-    assert torch_gemm.stats()["kernels"] == {force: 2}
+    assert torch_gemm.stats()["kernels"] == {force: 1 if config.promise.gates_all else 2}
 
 
 def test_no_gated_weight_is_copied(randn):
