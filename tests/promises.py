@@ -34,9 +34,9 @@ class Promise:
     one_k_in_any_layout: bool = False
     # Of all these, only problems with an operand that TMA cannot read as it is.
     packs: bool = False
-    # Of all these, only problems whose outputs TMA can write, see writes_out.
-    writes_out: bool = False
-    # One kernel makes gated products, of those whose outputs TMA can write.
+    # Of all these, only problems for which leaves_in_boxes holds.
+    boxes: bool = False
+    # One kernel makes gated products, of those for which leaves_in_boxes holds.
     gates: bool = False
     # It makes them whatever their outputs, and splits their K.
     gates_all: bool = False
@@ -65,9 +65,9 @@ PROMISES = {
     "skinny:*x64": SKINNY,
     "skinny:*": dataclasses.replace(SKINNY, gates=True, gates_all=True),
     # Three consumers have no registers for the common epilogue.
-    "sm90:192x192": dataclasses.replace(SM90, writes_out=True),
-    "sm90_tf32:192x192": dataclasses.replace(SM90_TF32, writes_out=True),
-    "sm90_packed:192x192": dataclasses.replace(SM90_PACKED, writes_out=True),
+    "sm90:192x192": dataclasses.replace(SM90, boxes=True),
+    "sm90_tf32:192x192": dataclasses.replace(SM90_TF32, boxes=True),
+    "sm90_packed:192x192": dataclasses.replace(SM90_PACKED, boxes=True),
     # A consumer that has 128 columns has 64 of each weight.
     "sm90:128x128*": dataclasses.replace(SM90, gates=True),
     "sm90:128x256*": dataclasses.replace(SM90, gates=True),
@@ -114,17 +114,15 @@ def row_major_out(case: Case) -> bool:
     return case.out_layout == "row" or max(case.m, case.n) <= 1
 
 
-def writes_out(case: Case) -> bool:
-    """Whether sm90 can write the outputs through TMA, in one kernel and with all that is done to them."""
+def leaves_in_boxes(case: Case) -> bool:
+    """Whether sm90's outputs can leave its registers in boxes of 16 bits or, with no more than relu, of FP32."""
     epilogue = EPILOGUES[case.epilogue]
     dtype = out_dtype(case)
     wide = dtype == torch.float32
-    row_major = row_major_out(case)
-    rows, columns = (case.m, case.n) if row_major else (case.n, case.m)
-    alignment = ALIGNMENTS[case.out_alignment or case.alignment]
-    if epilogue.preact or columns * dtype.itemsize % 16 != 0:
-        return False
-    if alignment.offset * dtype.itemsize % 16 != 0 or (alignment.odd_stride and rows > 1):
+    # As the kernel sees them: a column-major out is the transpose of a row-major one.
+    row_major = case.out_layout == "row" or max(case.m, case.n) <= 1
+    columns = case.n if row_major else case.m
+    if epilogue.preact:
         return False
     # Only relu is as accurate as FP32 needs.
     if wide and (epilogue.gated or epilogue.activation not in (None, "relu")):
@@ -135,11 +133,10 @@ def writes_out(case: Case) -> bool:
         return False
     if epilogue.residual is None:
         return True
-    whole = "row" if row_major else "column"  # is what a single row is
-    if epilogue.residual != "full" and not (rows == 1 and epilogue.residual == whole):
+    if (epilogue.residual_dtype or MODES[case.mode].dtype) != dtype:
         return False
-    same_dtype = (epilogue.residual_dtype or MODES[case.mode].dtype) == dtype
-    return same_dtype and not case.across
+    repeated = "row" if row_major else "column"  # is what lies along the rows of out
+    return columns <= 1 or (epilogue.residual in ("full", repeated) and not case.across)
 
 
 @dataclass(frozen=True)
@@ -198,16 +195,11 @@ class Config:
 
         What it never runs, such as an epilogue, stays.
         """
-        if self.promise.writes_out and not writes_out(case):
-            name = "n" if case.out_layout == "row" else "m"
-            step = 16 // out_dtype(case).itemsize
-            size = -(-getattr(case, name) // step) * step
-            case = dataclasses.replace(case, out_alignment="aligned", across=False, **{name: size})
+        if self.promise.boxes and not leaves_in_boxes(case):
+            case = dataclasses.replace(case, across=False)
         if self.promise.packs and not has_to_be_packed(case):
             unaligned = [dataclasses.replace(case, alignment=a) for a in ("offset 1", "odd stride")]
             case = next(filter(has_to_be_packed, unaligned), case)
-            if self.promise.writes_out:
-                case = dataclasses.replace(case, out_alignment="aligned")
         if not self.promise.whole_chunks:
             return case
         step = chunk(case.mode)
@@ -226,7 +218,7 @@ class Config:
             and case.alignment in self.alignments(case.mode)
             and case == self.fit(case)
             and (has_to_be_packed(case) or not self.promise.packs)
-            and (self._writes_out(case) or not self.promise.writes_out)
+            and (self._leaves_in_boxes(case) or not self.promise.boxes)
         )
 
     def gates(self, case: Case) -> bool:
@@ -234,13 +226,13 @@ class Config:
         if not (self.promise.gates and self.runs(case)):
             return False
         if not self.promise.gates_all:
-            return writes_out(case)
+            return leaves_in_boxes(case)
         # What a kernel with two weights is never asked for.
         return row_major_out(case) and case.k > 0 and not EPILOGUES[case.epilogue].preact
 
-    def _writes_out(self, case: Case) -> bool:
+    def _leaves_in_boxes(self, case: Case) -> bool:
         # Of a gated product in two kernels, the second multiplies by what the first has written.
-        return writes_out(case) and (self.promise.gates or not EPILOGUES[case.epilogue].gated)
+        return leaves_in_boxes(case) and (self.promise.gates or not EPILOGUES[case.epilogue].gated)
 
     def operand(self, matrix: Tensor) -> Tensor:
         """The same matrix or matrices, with an odd leading stride where the configuration needs it."""

@@ -279,12 +279,13 @@ def test_reasons_of_refusals(device: str):
         ("mma_sync", single, single, None, "full precision do not run on Tensor Cores"),
         ("simt", single, single, "tf32", "precision tf32 needs Tensor Cores"),
         ("sm90_packed", half, half, None, "it has no operand to pack"),
-        ("sm90:192x192", half, half[:, :63], None, "TMA cannot write what its epilogue makes"),
         ("skinny", half.mT, half, None, "TMA cannot read a along K"),
         ("skinny", single, single, None, "it multiplies FP16 and BF16 operands"),
     ):
         with pytest.raises(RuntimeError, match=reason):
             torch.ops.tgemm.matmul(a, b, precision=precision, force_kernel=force)
+    with pytest.raises(RuntimeError, match="it does not have the epilogue that this takes"):
+        torch.ops.tgemm.linear(half, half, residual=single, force_kernel="sm90:192x192")
 
 
 def test_reasons_of_refusals_of_gated_products(device: str):

@@ -360,8 +360,6 @@ def test_rows_and_columns_past_2_to_the_21(config: Config, randn):
     force = str(config)
     tall, small = config.operand(randn(2**21 + 77, 16)), randn(16, 8)
     assert_product(tgemm.matmul(tall, small, force_kernel=force), tall, small, kernel=force)
-    if config.promise.writes_out:
-        tall = tall[:-5]  # rows of outputs of whole 16 bytes
     few, wide = randn(8, 16), tall.mT
     assert_product(tgemm.matmul(few, wide, force_kernel=force), few, wide, kernel=force)
 
