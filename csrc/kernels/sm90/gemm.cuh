@@ -10,7 +10,6 @@
 #include <cooperative_groups.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "device/activation_16_bit.cuh"
 #include "device/epilogue.cuh"
@@ -94,25 +93,46 @@ __device__ inline Tile decode(const Arguments& arguments, int index,
   return tile;
 }
 
-// Calls f with the value as a constant.
-template <class Function>
-__device__ inline void with_constant(bool value, const Function& f) {
-  if (value) {
-    f(std::true_type{});
+// A's rows of a tile, and this CTA's share of B's columns, which start at mn, from k on. Requests
+// are made by one thread, and take it about a hundred cycles each.
+template <class Cta>
+__device__ inline void request_a(const Arguments& arguments, SharedMemory<Cta>& shared, int stage,
+                                 const MapCoordinates& at, int mn, int k) {
+  unsigned char* to = shared.stages[stage];
+  uint64_t& full = shared.barriers.full[stage];
+  if (arguments.a_k_major) {
+    request_tile<Cta::kBlockM, true>(to, arguments.a, at, mn, k, full);
   } else {
-    f(std::false_type{});
+    request_tile<Cta::kBlockM, false>(to, arguments.a, at, mn, k, full);
   }
 }
 
-// A producer's part: one thread that requests the tiles of A, of B, or of both, for every output
-// tile of this CTA.
+template <class Cta>
+__device__ inline void request_b(const Arguments& arguments, SharedMemory<Cta>& shared, int stage,
+                                 const MapCoordinates& at, int mn, int k) {
+  constexpr uint16_t kAll = Cta::kCluster > 1 ? (1 << Cta::kCluster) - 1 : 0;
+  const int share = Cta::kCluster > 1 ? shared.rank * Cta::kShareB : 0;
+  unsigned char* to = shared.stages[stage] + Cta::kBytesA + share * Cta::kRowBytes;
+  uint64_t& full = shared.barriers.full[stage];
+  if (Cta::kCanGate && arguments.gated) {
+#pragma unroll 1
+    for (int column = share; column < share + Cta::kShareB; column += 64) {
+      request_box(to, column % 128 == 0 ? arguments.b : arguments.up, at, arguments.b_k_major,
+                  mn + column / 128 * 64, k, full, kAll);
+      to += 64 * Cta::kRowBytes;
+    }
+  } else if (arguments.b_k_major) {
+    request_tile<Cta::kShareB, true>(to, arguments.b, at, mn + share, k, full, kAll);
+  } else {
+    request_tile<Cta::kShareB, false>(to, arguments.b, at, mn + share, k, full, kAll);
+  }
+}
+
+// A producer's part: requests the tiles of A, of B, or of both, for every output tile of this CTA.
 template <class Cta, bool kA, bool kB>
 __device__ inline void produce(const Arguments& arguments, SharedMemory<Cta>& shared) {
   constexpr uint32_t kBytes = (kA ? Cta::kBytesA : 0) + (kB ? Cta::kBytesB : 0);
-  constexpr uint16_t kAll = Cta::kCluster > 1 ? (1 << Cta::kCluster) - 1 : 0;
   const GemmParams& params = arguments.gemm;
-  const int share = Cta::kCluster > 1 ? shared.rank * Cta::kShareB : 0;  // of B's columns: ours
-  const int offset_b = Cta::kBytesA + share * Cta::kRowBytes;
   const int step = shared.step;
   const int step_k = block_k(params);
   StageCursor<Cta::kStages> cursor;
@@ -122,54 +142,14 @@ __device__ inline void produce(const Arguments& arguments, SharedMemory<Cta>& sh
     const MapCoordinates at_a(arguments.a, params, tile.batch);
     const MapCoordinates at_b(arguments.b, params, tile.batch);
     if (i == first) ptx::griddepcontrol_wait();
-    const auto fill_stages = [&](const auto& request) {
-      int k = tile.k_begin;
-      for (int j = 0; j < tile.k_tiles; ++j, k += step_k) {
-        uint64_t& full = shared.barriers.full[cursor.stage];
-        wait(shared.barriers.empty[cursor.stage], cursor.parity ^ 1);
-        cptx::mbarrier_arrive_expect_tx(cptx::sem_release, cptx::scope_cta, cptx::space_shared,
-                                        &full, kBytes);
-        request(shared.stages[cursor.stage], k, full);
-        cursor.advance();
-      }
-    };
-    // Which request it is gets decided before the loop, not in it: until the first stages are full,
-    // every instruction of this thread counts.
-    if constexpr (kA && kB) {
-      with_constant(arguments.a_k_major, [&](auto a_k_major) {
-        with_constant(arguments.b_k_major, [&](auto b_k_major) {
-          fill_stages([&](unsigned char* to, int k, uint64_t& full) {
-            request_tile<Cta::kBlockM, a_k_major()>(to, arguments.a, at_a, tile.m, k, full);
-            request_tile<Cta::kShareB, b_k_major()>(to + offset_b, arguments.b, at_b,
-                                                    tile.n + share, k, full, kAll);
-          });
-        });
-      });
-    } else if constexpr (kA) {
-      with_constant(arguments.a_k_major, [&](auto a_k_major) {
-        fill_stages([&](unsigned char* to, int k, uint64_t& full) {
-          request_tile<Cta::kBlockM, a_k_major()>(to, arguments.a, at_a, tile.m, k, full);
-        });
-      });
-    } else if (Cta::kCanGate && arguments.gated) {
-      fill_stages([&](unsigned char* to, int k, uint64_t& full) {
-        to += offset_b;
-#pragma unroll 1
-        for (int column = share; column < share + Cta::kShareB; column += 64) {
-          request_box(to, column % 128 == 0 ? arguments.b : arguments.up, at_b, arguments.b_k_major,
-                      tile.n + column / 128 * 64, k, full, kAll);
-          to += 64 * Cta::kRowBytes;
-        }
-      });
-    } else {
-      with_constant(arguments.b_k_major, [&](auto b_k_major) {
-        with_constant(arguments.reads_b_once, [&](auto once) {
-          fill_stages([&](unsigned char* to, int k, uint64_t& full) {
-            request_tile<Cta::kShareB, b_k_major(), once()>(to + offset_b, arguments.b, at_b,
-                                                            tile.n + share, k, full, kAll);
-          });
-        });
-      });
+    int k = tile.k_begin;
+    for (int j = 0; j < tile.k_tiles; ++j, k += step_k) {
+      wait(shared.barriers.empty[cursor.stage], cursor.parity ^ 1);
+      cptx::mbarrier_arrive_expect_tx(cptx::sem_release, cptx::scope_cta, cptx::space_shared,
+                                      &shared.barriers.full[cursor.stage], kBytes);
+      if (kA) request_a<Cta>(arguments, shared, cursor.stage, at_a, tile.m, k);
+      if (kB) request_b<Cta>(arguments, shared, cursor.stage, at_b, tile.n, k);
+      cursor.advance();
     }
   }
   // Nobody may leave while another CTA of the cluster still writes to it or waits for it; so the

@@ -48,7 +48,6 @@ std::string launch(Arguments& arguments, const LaunchTarget& target) {
   arguments.batches = divisor(params.batch_count);
   arguments.tiles_per_group = divisor(std::min<int64_t>(Cta::kGroupM * tiles_n, INT32_MAX));
   arguments.last_rows = divisor((tiles_m - 1) % Cta::kGroupM + 1);
-  arguments.reads_b_once = tiles_m == 1 && params.batch_count == 1;
   return launch_clusters<sm90_gemm<Cta>>(tiles, Cta::kCluster * arguments.cluster_split,
                                          /*persistent=*/arguments.cluster_split == 1, Cta::kThreads,
                                          sizeof(SharedMemory<Cta>), target, arguments);

@@ -26,7 +26,6 @@ struct Arguments {
   // batch entry; in a group of Cta::kGroupM rows of tiles; rows of tiles in the last group.
   int tiles;
   FastDivisor tiles_per_batch, batches, tiles_per_group, last_rows;
-  bool reads_b_once;  // then L2 had better keep something else
   Outputs outputs;
   bool copies_pairs;  // of 16-bit outputs and residuals, which are aligned for that
   bool linear;        // all that happens to outputs in boxes is alpha and bias
