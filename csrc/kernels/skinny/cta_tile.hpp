@@ -6,16 +6,18 @@
 
 namespace tgemm::skinny {
 
-inline constexpr int kRowBytes = 128;  // of a tile along K: the swizzle's width
-inline constexpr int kBlockK = kRowBytes / 2;
+inline constexpr int kRowBytes = 128;  // of a box along K: the swizzle's width
+inline constexpr int kBoxK = kRowBytes / 2;
 inline constexpr int kMaxStages = 16;
 inline constexpr int kMaxClusterSplit = 8;  // every Hopper GPU can run clusters of 8
 
-// A CTA multiplies kBlocks times 64 rows of the weight by kRows rows of x. Outputs are finished in
+// A CTA multiplies kBlocks times 64 rows of the weight by kRows rows of x, kBoxes boxes of K at a
+// time: memory delivers longer pieces of a row faster. Outputs are finished in
 // units: of each block 16 rows, the part of one of the four consumer warps, by 8 rows of x.
-template <int kRows_, int kBlocks_>
+template <int kRows_, int kBlocks_, int kBoxes_>
 struct CtaTile {
-  static constexpr int kRows = kRows_, kBlocks = kBlocks_;
+  static constexpr int kRows = kRows_, kBlocks = kBlocks_, kBoxes = kBoxes_;
+  static constexpr int kBlockK = kBoxes * kBoxK;
   static_assert(kRows == 8 || kRows == 16 || kRows == 32 || kRows == 64);
   static constexpr int kColumns = 64 * kBlocks;  // of outputs
   // The second weight's rows are the second block, so that a thread has both factors of its
@@ -27,7 +29,8 @@ struct CtaTile {
 
   static constexpr int kBlockBytes = 64 * kRowBytes;
   static constexpr int kWeightBytes = kBlocks * kBlockBytes;
-  static constexpr int kStageBytes = kWeightBytes + kRows * kRowBytes;
+  static constexpr int kXBytes = kRows * kRowBytes;
+  static constexpr int kStageBytes = kBoxes * (kWeightBytes + kXBytes);
 
   static constexpr int kUnits = kRows / 2;  // 4 along the weight's rows, kRows / 8 along x's
   static constexpr int kUnitBytes = kBlocks * 16 * 8 * 4;

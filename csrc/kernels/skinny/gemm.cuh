@@ -44,7 +44,7 @@ __device__ inline Tile decode(const Arguments& arguments) {
   const auto per_share = static_cast<int>(params.k_per_split);
   tile.k_begin = (params.split_k > 1 ? tile.split : tile.rank) * per_share;
   const int k = min(static_cast<int>(params.k) - tile.k_begin, per_share);
-  tile.k_tiles = max(1, (k + kBlockK - 1) / kBlockK);
+  tile.k_tiles = max(1, (k + Cta::kBlockK - 1) / Cta::kBlockK);
   return tile;
 }
 
@@ -64,7 +64,9 @@ struct Shared {
   SharedMemory<Cta>* rest;
 
   __device__ unsigned char* weight(int stage) const { return ring + stage * Cta::kStageBytes; }
-  __device__ unsigned char* x(int stage) const { return weight(stage) + Cta::kWeightBytes; }
+  __device__ unsigned char* x(int stage) const {
+    return weight(stage) + Cta::kBoxes * Cta::kWeightBytes;
+  }
   __device__ Barriers& barriers() const { return rest->barriers; }
 };
 
@@ -96,36 +98,43 @@ __device__ inline void produce(const Arguments& arguments, const Tile& tile,
     // Both operands' bytes.
     cptx::mbarrier_arrive_expect_tx(cptx::sem_release, cptx::scope_cta, cptx::space_shared, &full,
                                     static_cast<uint32_t>(Cta::kStageBytes));
-    for_each_weight_box<Cta>(arguments, tile, shared.weight(stage),
-                             [&](unsigned char* to, const OperandMap& map, int n) {
-                               request_box(to, map, at_weight, k_major, n, k, full);
-                             });
+#pragma unroll
+    for (int box = 0; box < Cta::kBoxes; ++box) {
+      for_each_weight_box<Cta>(arguments, tile, shared.weight(stage) + box * Cta::kWeightBytes,
+                               [&](unsigned char* to, const OperandMap& map, int n) {
+                                 request_box<true>(to, map, at_weight, k_major, n, k + box * kBoxK,
+                                                   full);
+                               });
+    }
   };
 
   // What the kernel before this one writes may be read when it has ended. Of a weight that may be
   // that, a part is brought to L2 until then: at worst in vain.
   if (!arguments.static_weight) {
-    for (int i = 0; i < min(arguments.prefetched, tile.k_tiles); ++i) {
-      for_each_weight_box<Cta>(
-          arguments, tile, nullptr, [&](unsigned char*, const OperandMap& map, int n) {
-            prefetch_box(map, at_weight, k_major, n, tile.k_begin + i * kBlockK);
-          });
+    for (int i = 0; i < min(arguments.prefetched, tile.k_tiles * Cta::kBoxes); ++i) {
+      for_each_weight_box<Cta>(arguments, tile, nullptr,
+                               [&](unsigned char*, const OperandMap& map, int n) {
+                                 prefetch_box(map, at_weight, k_major, n, tile.k_begin + i * kBoxK);
+                               });
     }
     ptx::griddepcontrol_wait();
   }
   // The weight first: it comes from memory, x from L2.
   const int ahead = min(stages, tile.k_tiles);
-  for (int i = 0; i < ahead; ++i) request_weight(i, tile.k_begin + i * kBlockK);
+  for (int i = 0; i < ahead; ++i) request_weight(i, tile.k_begin + i * Cta::kBlockK);
   if (arguments.static_weight) ptx::griddepcontrol_wait();
   RingCursor cursor;
   int k = tile.k_begin;
-  for (int i = 0; i < tile.k_tiles; ++i, k += kBlockK) {
+  for (int i = 0; i < tile.k_tiles; ++i, k += Cta::kBlockK) {
     if (i >= ahead) {
       wait(shared.barriers().empty[cursor.stage], cursor.parity ^ 1);
       request_weight(cursor.stage, k);
     }
-    request_box(shared.x(cursor.stage), arguments.a, at_x, true, tile.m, k,
-                shared.barriers().full[cursor.stage]);
+#pragma unroll
+    for (int box = 0; box < Cta::kBoxes; ++box) {
+      request_box(shared.x(cursor.stage) + box * Cta::kXBytes, arguments.a, at_x, true, tile.m,
+                  k + box * kBoxK, shared.barriers().full[cursor.stage]);
+    }
     cursor.advance(stages);
   }
 }
@@ -226,18 +235,21 @@ class Consumer {
     int previous = 0;
     for (int i = 0; i < tile_.k_tiles; ++i) {
       wait(shared_.barriers().full[cursor.stage], cursor.parity);
-      uint64_t weight = ptx::wgmma_descriptor<kWeightKMajor>(
+      const uint64_t weight_stage = ptx::wgmma_descriptor<kWeightKMajor>(
           ptx::shared_address(shared_.weight(cursor.stage)), 0);
-      uint64_t x = ptx::wgmma_descriptor<true>(ptx::shared_address(shared_.x(cursor.stage)), 0);
+      const uint64_t x_stage =
+          ptx::wgmma_descriptor<true>(ptx::shared_address(shared_.x(cursor.stage)), 0);
       ptx::wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
+      for (int step = 0; step < Cta::kBoxes * kSteps; ++step) {
+        const int box = step / kSteps, in_box = step % kSteps;
+        const uint64_t weight = weight_stage + box * (Cta::kWeightBytes / 16) +
+                                in_box * ptx::kWgmmaStepK<kWeightKMajor>;
+        const uint64_t x = x_stage + box * (Cta::kXBytes / 16) + in_box * ptx::kWgmmaStepK<true>;
 #pragma unroll
         for (int block = 0; block < Cta::kBlocks; ++block) {
           Multiplier::multiply(sums[block], weight + block * kBlockStep, x);
         }
-        weight += ptx::kWgmmaStepK<kWeightKMajor>;
-        x += ptx::kWgmmaStepK<true>;
       }
       ptx::wgmma_commit_group();
       ptx::wgmma_wait_group<1>();

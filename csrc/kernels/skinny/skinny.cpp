@@ -31,7 +31,7 @@ constexpr TileConfig config_of(std::string_view name, int stages) {
   return {.name = name,
           .block_m = Cta::kRows,
           .block_n = Cta::kColumns,
-          .block_k = skinny::kBlockK,
+          .block_k = Cta::kBlockK,
           .threads = Cta::kThreads,
           .stages = stages,
           .shared_memory_bytes = bytes,
@@ -151,8 +151,8 @@ std::string launch_skinny(const Plan& plan, const Problem& problem, const Operan
                         bias.address_alignment >= 4 * bytes_per_element(bias.dtype);
   }
   arguments.stages = config.stages;
-  const int64_t k_tiles = ceil_div(params.k_per_split, config.block_k);
-  arguments.prefetched = static_cast<int>((k_tiles * kPrefetchPercent + 50) / 100);
+  const int64_t boxes = ceil_div(params.k_per_split, skinny::kBoxK);
+  arguments.prefetched = static_cast<int>((boxes * kPrefetchPercent + 50) / 100);
   if (plan.split_k <= config.max_cluster_split) {
     arguments.cluster = FastDivisor(static_cast<uint32_t>(plan.split_k));
     params.split_k = 1;
