@@ -95,6 +95,40 @@ class Linear(torch.nn.Linear):
         return text if self.activation is None else f"{text}, activation={self.activation}"
 
 
+class Conv1D(torch.nn.Module):
+    """The linear layer of GPT-2 in transformers, `transformers.pytorch_utils.Conv1D`, through tgemm.
+
+    Its weight is (in_features, out_features), the transpose of that of `torch.nn.Linear`; the kernels
+    read it as it lies in memory. Made by `replace`; parameters and `state_dict` are the original's.
+    """
+
+    activation: str | None
+    static_weight: bool
+
+    @classmethod
+    def from_conv1d(cls, layer: torch.nn.Module) -> Conv1D:
+        """A layer that takes the place of `layer` and shares all its state, hooks included."""
+        twin = retyped(layer, cls)
+        twin.activation = None
+        twin.static_weight = False
+        return twin
+
+    def forward(self, input: Tensor) -> Tensor:
+        """activation(input @ weight + bias)."""
+        return ops.linear(
+            input,
+            self.weight.t(),
+            self.bias,
+            activation=self.activation,
+            static_weight=self.static_weight and not self.weight.requires_grad,
+        )
+
+    def extra_repr(self) -> str:
+        """As transformers', followed by the activation if there is one."""
+        text = f"nf={self.nf}, nx={self.nx}"
+        return text if self.activation is None else f"{text}, activation={self.activation}"
+
+
 def retyped(module: torch.nn.Module, cls: type[torch.nn.Module]) -> Any:
     """A new module of type `cls` with the state of `module`, without calling any constructor.
 
