@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 
-from torch_gemm import _fake, _fallbacks, _library, autograd, nn  # noqa: F401  (register with torch)
+from torch_gemm import (  # noqa: F401  (some register with torch)
+    _fake,
+    _fallbacks,
+    _library,
+    _vmap,
+    autograd,
+    nn,
+)
 from torch_gemm.ops import addmm, linear, linear_glu, matmul
 from torch_gemm.overriding import override
 from torch_gemm.replacement import replace, restore
