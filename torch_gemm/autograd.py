@@ -540,6 +540,22 @@ def _resolving_bits(op: Any) -> Callable[..., None]:
 # --- Autocast kernels -----------------------------------------------------------------------------
 
 
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """``value.to(dtype)``; on CUDA from torch's own cache where torch would cache it."""
+    if (
+        value.is_cuda
+        and value.dtype is torch.float32
+        and value.requires_grad
+        and value.is_leaf
+        and value.dim() == 2
+        and not torch.compiler.is_compiling()
+    ):
+        # The cache, which autocast empties when it ends, has no interface. But einsum on CUDA casts
+        # through it, and of a single operand whose indices stay in order it returns just a view.
+        return _aten.einsum.default("ij->ij", [value])
+    return value.to(dtype)
+
+
 def _autocast(op: Any, device_type: str, operands: Sequence[int]) -> Callable[..., Any]:
     """Casts as F.linear and matmul do under autocast, then calls `op` with autocast off.
 
@@ -559,7 +575,7 @@ def _autocast(op: Any, device_type: str, operands: Sequence[int]) -> Callable[..
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype(device_type)
         cast = [
-            value.to(dtype)
+            _cast(value, dtype)
             if castable(value) and (index in operands or value.dtype is not torch.float32)
             else value
             for index, value in enumerate(args)
