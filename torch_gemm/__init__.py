@@ -5,6 +5,7 @@ Importing registers the ops and changes nothing else; it does not initialise CUD
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 from typing import Any
@@ -30,6 +31,7 @@ except importlib.metadata.PackageNotFoundError:  # imported from a source tree
 
 __all__ = [
     "addmm",
+    "inductor",
     "kernels",
     "linear",
     "linear_glu",
@@ -42,6 +44,13 @@ __all__ = [
     "set_fallback",
     "stats",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when it is first used, because it imports all of Inductor.
+    if name == "inductor":
+        return importlib.import_module("torch_gemm.inductor")
+    raise AttributeError(f"module 'torch_gemm' has no attribute {name!r}")
 
 
 def kernels() -> list[dict[str, Any]]:
