@@ -22,6 +22,7 @@ from torch_gemm import (  # noqa: F401  (some register with torch)
 )
 from torch_gemm.ops import addmm, linear, linear_glu, matmul
 from torch_gemm.overriding import override
+from torch_gemm.packaging import load_package
 from torch_gemm.replacement import replace, restore
 
 try:
@@ -35,6 +36,7 @@ __all__ = [
     "kernels",
     "linear",
     "linear_glu",
+    "load_package",
     "matmul",
     "nn",
     "override",

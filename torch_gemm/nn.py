@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -89,6 +89,10 @@ class Linear(torch.nn.Linear):
             static_weight=self.static_weight and not self.weight.requires_grad,
         )
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        """What torch.jit.script asks first."""
+        _refuse_scripting(self)
+
     def extra_repr(self) -> str:
         """As torch's, followed by the activation if there is one."""
         text = super().extra_repr()
@@ -123,6 +127,10 @@ class Conv1D(torch.nn.Module):
             static_weight=self.static_weight and not self.weight.requires_grad,
         )
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        """What torch.jit.script asks first."""
+        _refuse_scripting(self)
+
     def extra_repr(self) -> str:
         """As transformers', followed by the activation if there is one."""
         text = f"nf={self.nf}, nx={self.nx}"
@@ -140,6 +148,13 @@ def retyped(module: torch.nn.Module, cls: type[torch.nn.Module]) -> Any:
     for registry in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
         twin.__dict__[registry] = module.__dict__[registry].copy()
     return twin
+
+
+def _refuse_scripting(module: torch.nn.Module) -> NoReturn:
+    raise RuntimeError(
+        f"torch_gemm.nn.{type(module).__name__} cannot be scripted; use torch.compile, torch.export or "
+        "torch.jit.trace, or torch_gemm.restore(model) first"
+    )
 
 
 def _checked_activation(activation: str | None) -> str | None:
