@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -420,6 +422,21 @@ def test_a_context_inside_another_undoes_its_own_fusions_only():
         expected = model(X)
         torch_gemm.restore(model)
         torch.testing.assert_close(model(X), expected)
+
+
+def test_a_report_keeps_no_model_alive_and_can_be_copied():
+    model = Wrapped(MLP(), Gated())
+    report = torch_gemm.replace(model, fuse=True)
+    twin = pickle.loads(pickle.dumps(report))
+    assert twin == report
+    with twin:
+        pass
+    assert type(model.blocks[0].up) is torch_gemm.nn.Linear
+    gone = weakref.ref(model.blocks[0].up)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert "blocks.0.up" in str(report)
 
 
 class FailsFused(Wrapped):

@@ -116,7 +116,9 @@ def options(
             f"torch_gemm.inductor.options: mode is {mode!r}, and must be None or one of "
             f"{', '.join(known)}"
         )
-    merged = {**(known[mode] if mode is not None else {}), **(extra or {})}
+    # Padding, which would come before this pass, helps cuBLAS with odd sizes; to tgemm it is a copy.
+    own = {"shape_padding": False}
+    merged = {**own, **(known[mode] if mode is not None else {}), **(extra or {})}
     other = merged.get(_HOOK, getattr(torch._inductor.config, _HOOK))
     others = other if isinstance(other, (list, tuple)) else [] if other is None else [other]
     for one in others:
@@ -126,7 +128,7 @@ def options(
                 f"{type(one).__name__}"
             )
     # A pass of ours in torch._inductor.config, or in options that are merged again, is not run twice.
-    others = [one for own in others for one in (own.others if isinstance(own, Pass) else [own])]
+    others = [one for each in others for one in (each.others if isinstance(each, Pass) else [each])]
     merged[_HOOK] = Pass(tuple(others), plain)
     return merged
 

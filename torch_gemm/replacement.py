@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -40,9 +41,16 @@ class Replacement:
     fused: tuple[fusion.Fused, ...] = ()
     not_fused: tuple[fusion.NotFused, ...] = ()
     verification: Verification | None = None
-    _model: torch.nn.Module | None = field(default=None, repr=False, compare=False)
+    # Neither keeps a model alive whose report is kept.
+    _model: weakref.ref[torch.nn.Module] | None = field(default=None, repr=False, compare=False)
     # What this call made: modules that restore() knows how to turn back.
-    _made: tuple[torch.nn.Module, ...] = field(default=(), repr=False, compare=False)
+    _made: weakref.WeakSet[torch.nn.Module] = field(
+        default_factory=weakref.WeakSet, repr=False, compare=False
+    )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy reports what happened, and undoes nothing.
+        return {**self.__dict__, "_model": None, "_made": None}
 
     def __str__(self) -> str:
         rows = [(name, "replaced") for name in self.replaced]
@@ -68,8 +76,9 @@ class Replacement:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._model is not None:
-            _restore(self._model, {id(module) for module in self._made})
+        model = self._model() if self._model is not None else None
+        if model is not None:
+            _restore(model, {id(module) for module in self._made})
 
 
 def replace(
@@ -172,8 +181,8 @@ def replace(
         tuple(fusing.fused),
         tuple(fusing.not_fused),
         verification,
-        model,
-        (*twins.values(), *fusing.made),
+        weakref.ref(model),
+        weakref.WeakSet((*twins.values(), *fusing.made)),
     )
 
 
