@@ -446,17 +446,6 @@ def test_forward_mode_is_refused():
         assert torch.equal(torch_gemm.linear(x, weight), tgemm.linear(x, weight))
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
-def test_vmap_loops():
-    x, weight = torch.randn(6, 3, 5), torch.randn(4, 5)
-    for call in (tgemm.linear, torch_gemm.linear):
-        batched = torch.vmap(lambda row, call=call: call(row, weight, activation="gelu"))(x)
-        assert torch.equal(batched, tgemm.linear(x, weight, activation="gelu"))
-    batched = torch.vmap(lambda row: tgemm.linear_glu(row, weight, -weight))(x)
-    # ATen's silu rounds the end of a tensor otherwise than its middle.
-    torch.testing.assert_close(batched, tgemm.linear_glu(x, weight, -weight))
-
-
 def test_checkpointing():
     x, weight = leaf(3, 5), leaf(4, 5)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -249,10 +252,68 @@ def test_exported_program_survives_a_file(tmp_path):
     torch.testing.assert_close(loaded.module()(x), model(x))
 
 
+class Stock(torch.nn.Module):
+    """No tgemm op in sight: Inductor's pass puts them in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = (torch.nn.Linear(5, 7, bias=False) for _ in range(2))
+        self.down = torch.nn.Linear(7, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+IN_ANOTHER_PROCESS = """
+import sys, torch, torch_gemm
+loaded = torch_gemm.load_package(sys.argv[1])
+for x, expected in torch.load(sys.argv[2]):
+    torch.testing.assert_close(loaded(x), expected)
+    print(tuple(x.shape))
+"""
+
+
 def test_aot_inductor(tmp_path):
-    model, x = Model().eval().requires_grad_(False), randn(3, 5)
+    """A package with a dynamic batch, loaded where nothing but torch_gemm has been imported."""
+    model = torch.nn.Sequential(Stock(), Model()).eval().requires_grad_(False)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(model, (randn(3, 5),), dynamic_shapes=({0: batch},))
     path = torch._inductor.aoti_compile_and_package(
-        torch.export.export(model, (x,)), package_path=str(tmp_path / "model.pt2")
+        program,
+        package_path=str(tmp_path / "model.pt2"),
+        inductor_configs=torch_gemm.inductor.options(),
     )
-    loaded = torch._inductor.aoti_load_package(path)
-    torch.testing.assert_close(loaded(x), model(x))
+    with zipfile.ZipFile(path) as package:
+        text = b"".join(package.read(name) for name in package.namelist() if ".json" in name)
+    # The model's own, and the one that the pass made of its other half.
+    assert text.count(b"tgemm::linear_glu") == 2
+    inputs = [randn(count, 5) for count in (3, 8)]
+    torch.save([(x, model(x)) for x in inputs], tmp_path / "inputs.pt")
+    result = subprocess.run(
+        [sys.executable, "-c", IN_ANOTHER_PROCESS, path, str(tmp_path / "inputs.pt")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["(3, 5)", "(8, 5)"]
+
+
+def test_what_is_no_package(tmp_path):
+    with pytest.raises(TypeError, match="load_package expects a path, and got a int"):
+        torch_gemm.load_package(3)
+    with pytest.raises(FileNotFoundError, match=r"load_package: there is no .*nothing.pt2"):
+        torch_gemm.load_package(tmp_path / "nothing.pt2")
+    text = tmp_path / "text.pt2"
+    text.write_text("words")
+    with pytest.raises(RuntimeError, match=r"is not a package of torch._inductor"):
+        torch_gemm.load_package(text)
+    torch.export.save(torch.export.export(Model().eval(), (randn(3, 5),)), tmp_path / "program.pt2")
+    with pytest.raises(
+        RuntimeError, match=r"a torch.export program, which has to be compiled first"
+    ):
+        torch_gemm.load_package(tmp_path / "program.pt2")
+    with zipfile.ZipFile(tmp_path / "broken.pt2", "w") as archive:
+        archive.writestr("data/aotinductor/model/model.so", "words")
+    with pytest.raises(RuntimeError, match=r"load_package: torch cannot load .*broken.pt2: "):
+        torch_gemm.load_package(tmp_path / "broken.pt2")

@@ -412,6 +412,19 @@ def test_a_linear_layer_is_no_model():
         torch_gemm.restore(None)
 
 
+def test_a_filter_is_a_function():
+    with pytest.raises(TypeError, match="expects a function of a name and a module as filter, and"):
+        torch_gemm.replace(Model(), ["head"])
+
+
+def test_a_layer_that_was_compiled_by_itself_is_left_alone():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].compile(backend="eager")
+    report = torch_gemm.replace(model)
+    assert report.replaced == ("1",)
+    assert reasons(report)["0"].startswith("it was compiled by itself")
+
+
 def test_failing_filter_changes_nothing():
     model = Model()
     modules = list(model.modules())

@@ -5,14 +5,24 @@ Importing registers the ops and changes nothing else; it does not initialise CUD
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 from typing import Any
 
 import torch
 
-from torch_gemm import _fake, _library, _warnings, autograd, nn  # noqa: F401  (register with torch)
+from torch_gemm import (  # noqa: F401  (some register with torch)
+    _fake,
+    _fallbacks,
+    _library,
+    _vmap,
+    autograd,
+    nn,
+)
 from torch_gemm.ops import addmm, linear, linear_glu, matmul
+from torch_gemm.overriding import override
+from torch_gemm.packaging import load_package
 from torch_gemm.replacement import replace, restore
 
 try:
@@ -22,11 +32,14 @@ except importlib.metadata.PackageNotFoundError:  # imported from a source tree
 
 __all__ = [
     "addmm",
+    "inductor",
     "kernels",
     "linear",
     "linear_glu",
+    "load_package",
     "matmul",
     "nn",
+    "override",
     "replace",
     "reset_stats",
     "restore",
@@ -34,7 +47,12 @@ __all__ = [
     "stats",
 ]
 
-FALLBACK_POLICIES = ("allow", "warn", "error")
+
+def __getattr__(name: str) -> Any:
+    # Imported when it is first used, because it imports all of Inductor.
+    if name == "inductor":
+        return importlib.import_module("torch_gemm.inductor")
+    raise AttributeError(f"module 'torch_gemm' has no attribute {name!r}")
 
 
 def kernels() -> list[dict[str, Any]]:
@@ -55,22 +73,28 @@ def stats() -> dict[str, dict[str, int]]:
     """How often each kernel ran on CUDA in this process, and what went to ATen instead.
 
     Returns:
-        {"kernels": {"mma_sync:128x256": 12, ...}, "fallbacks": {"matmul: float64": 1, ...}}. Both are
-        empty where the CUDA library is not loaded: on the CPU every op is computed by ATen.
+        {"kernels": {"mma_sync:128x256": 12, ...}, "fallbacks": {"matmul: float64": 1,
+        "override mm: int64 operands": 2, ...}}. On the CPU every op is computed by ATen, which counts
+        neither as a kernel nor as a fallback.
     """
-    if _library.cuda_missing is not None:
-        return {"kernels": {}, "fallbacks": {}}
-    return json.loads(torch.ops.tgemm._stats())
+    counted: dict[str, dict[str, int]] = {"kernels": {}, "fallbacks": {}}
+    if _library.cuda_missing is None:
+        counted = json.loads(torch.ops.tgemm._stats())
+    counted["fallbacks"].update(_fallbacks.counts())
+    return counted
 
 
 def reset_stats() -> None:
     """Sets all counters of `stats` back to zero."""
+    _fallbacks.reset()
     if _library.cuda_missing is None:
         torch.ops.tgemm._reset_stats()
 
 
 def set_fallback(policy: str) -> None:
-    """What happens when CUDA operands (float64, complex) can only be multiplied by ATen.
+    """What happens when operands can only be multiplied by ATen.
+
+    Those are float64 and complex ones on CUDA, and in `override` all that tgemm does not take.
 
     Args:
         policy: "allow" (count it in `stats`), "warn" (the default: also issue a UserWarning, which
@@ -79,8 +103,9 @@ def set_fallback(policy: str) -> None:
     Raises:
         ValueError: the policy is unknown.
     """
-    if policy not in FALLBACK_POLICIES:
-        known = ", ".join(FALLBACK_POLICIES)
+    if policy not in _fallbacks.POLICIES:
+        known = ", ".join(_fallbacks.POLICIES)
         raise ValueError(f"tgemm: the fallback policy is {policy!r}, and must be one of {known}")
+    _fallbacks.policy = policy
     if _library.cuda_missing is None:
         torch.ops.tgemm._set_fallback(policy)

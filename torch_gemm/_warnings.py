@@ -1,4 +1,4 @@
-"""Lets the CUDA library warn through Python: with the filters, and at the line that called the op."""
+"""Warns at the line that called into this package, for the CUDA library too: with Python's filters."""
 
 from __future__ import annotations
 
@@ -28,20 +28,24 @@ def _caller() -> FrameType:
     return frame
 
 
+def warn_caller(sentence: str) -> None:
+    """Like warnings.warn, which cannot skip frames by file before Python 3.12."""
+    frame = _caller()
+    warnings.warn_explicit(
+        sentence,
+        UserWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno or 1,  # generated code may have none
+        frame.f_globals.get("__name__", "<unknown>"),
+        frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
 @ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t)
 def _warn(sentence: bytes, error: int, size: int) -> bool:
     """`WarningCallback` of csrc/ops/cuda.cpp; ctypes takes the GIL if the calling thread lacks it."""
     try:
-        frame = _caller()
-        # Like warnings.warn, which cannot skip frames by file before Python 3.12.
-        warnings.warn_explicit(
-            sentence.decode(),
-            UserWarning,
-            frame.f_code.co_filename,
-            frame.f_lineno or 1,  # generated code may have none
-            frame.f_globals.get("__name__", "<unknown>"),
-            frame.f_globals.setdefault("__warningregistry__", {}),
-        )
+        warn_caller(sentence.decode())
     except BaseException as raised:  # an exception cannot leave a callback
         text = (str(raised) or type(raised).__name__).encode(errors="replace")[: size - 1]
         # Without half a character at the end.

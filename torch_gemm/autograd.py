@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 from torch_gemm import _library
 
@@ -39,6 +40,29 @@ _AFTER_AUTOGRAD = _C._after_autograd_keyset
 def _below_autograd(op: Any, keyset: Any, *args: Any, **options: Any) -> Any:
     with _C._AutoDispatchBelowAutograd():
         return op.redispatch(keyset & _AFTER_AUTOGRAD, *args, **options)
+
+
+def _forward(op: Any, keyset: Any, *args: Any, **options: Any) -> Any:
+    """The op inside a forward, where autograd has switched itself off."""
+    if not _C._are_functorch_transforms_active():
+        return _below_autograd(op, keyset, *args, **options)
+    # Outer transforms are still to come, and they must see what happens here.
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        return _below_autograd(op, keyset, *args, **options)
+
+
+def _apply(function: Any, *args: Any) -> Any:
+    """``function.apply`` on one level of torch.func's transforms."""
+    if not _C._are_functorch_transforms_active():
+        return function.apply(*args)
+    # When the dispatcher calls an Autograd kernel it has come down to one level already, and what the
+    # forward redispatches goes on to the next. Only torch.autograd.Function would start from the top.
+    before = _C._functorch.get_single_level_autograd_function_allowed()
+    _C._functorch.set_single_level_autograd_function_allowed(True)
+    try:
+        return function.apply(*args)
+    finally:
+        _C._functorch.set_single_level_autograd_function_allowed(before)
 
 
 def _wants_gradient(*tensors: Tensor | None) -> bool:
@@ -122,14 +146,14 @@ def _matmul_gradients(
     return grad_a, grad_b
 
 
-class _Matmul(torch.autograd.Function):
+class _Matmul(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, keyset: Any, a: Tensor, b: Tensor, options: dict[str, Any]) -> Tensor:
         _, needs_a, needs_b, _ = ctx.needs_input_grad
         ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
         ctx.a_sizes, ctx.b_sizes, ctx.dtype = a.shape, b.shape, a.dtype
         ctx.precision = options.get("precision")
-        return _below_autograd(_MATMUL, keyset, a, b, **options)
+        return _forward(_MATMUL, keyset, a, b, **options)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -147,7 +171,7 @@ class _Matmul(torch.autograd.Function):
         return None, *grads, None
 
 
-class _Addmm(torch.autograd.Function):
+class _Addmm(_SingleLevelFunction):
     @staticmethod
     def forward(
         ctx: Any, keyset: Any, input: Tensor, mat1: Tensor, mat2: Tensor, options: dict[str, Any]
@@ -157,7 +181,7 @@ class _Addmm(torch.autograd.Function):
         ctx.input_sizes, ctx.input_dtype, ctx.dtype = input.shape, input.dtype, mat1.dtype
         ctx.alpha, ctx.beta = options.get("alpha", 1.0), options.get("beta", 1.0)
         ctx.precision = options.get("precision")
-        return _below_autograd(_ADDMM, keyset, input, mat1, mat2, **options)
+        return _forward(_ADDMM, keyset, input, mat1, mat2, **options)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -248,7 +272,7 @@ def _linear_gradients(
     return None, grad_input, grad_weight, grad_bias, grad_residual, None
 
 
-class _Linear(torch.autograd.Function):
+class _Linear(_SingleLevelFunction):
     """No activation, or a relu whose output shows its sign."""
 
     @staticmethod
@@ -261,7 +285,7 @@ class _Linear(torch.autograd.Function):
         residual: Tensor | None,
         options: dict[str, Any],
     ) -> Tensor:
-        out = _below_autograd(_LINEAR, keyset, input, weight, bias, residual, **options)
+        out = _forward(_LINEAR, keyset, input, weight, bias, residual, **options)
         saved = out if options.get("activation") == "relu" and residual is None else None
         _save_linear(ctx, input, weight, bias, residual, options, saved)
         return out
@@ -271,7 +295,7 @@ class _Linear(torch.autograd.Function):
         return _linear_gradients(ctx, grad, None)
 
 
-class _LinearPreact(torch.autograd.Function):
+class _LinearPreact(_SingleLevelFunction):
     """Any activation. The pre-activation is an output, so that a second derivative flows through it."""
 
     @staticmethod
@@ -284,9 +308,7 @@ class _LinearPreact(torch.autograd.Function):
         residual: Tensor | None,
         options: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
-        out, preact = _below_autograd(
-            _LINEAR_PREACT, keyset, input, weight, bias, residual, **options
-        )
+        out, preact = _forward(_LINEAR_PREACT, keyset, input, weight, bias, residual, **options)
         _save_linear(ctx, input, weight, bias, residual, options, preact)
         return out, preact
 
@@ -303,7 +325,7 @@ def _activation(values: Tensor, activation: str) -> Tensor:
     return {"relu": _aten.relu, "gelu": _aten.gelu, "silu": _aten.silu}[activation](values)
 
 
-class _LinearGluPreact(torch.autograd.Function):
+class _LinearGluPreact(_SingleLevelFunction):
     """``act(gate) * up`` with gate and up as outputs, so that second derivatives flow through them."""
 
     @staticmethod
@@ -317,7 +339,7 @@ class _LinearGluPreact(torch.autograd.Function):
         up_bias: Tensor | None,
         options: dict[str, Any],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        out, gate, up = _below_autograd(
+        out, gate, up = _forward(
             _LINEAR_GLU_PREACT,
             keyset,
             input,
@@ -409,13 +431,13 @@ def _glu_input_gradient(
 
 def _matmul(keyset: Any, a: Tensor, b: Tensor, **options: Any) -> Tensor:
     if _wants_gradient(a, b):
-        return _Matmul.apply(keyset, a, b, options)
+        return _apply(_Matmul, keyset, a, b, options)
     return _below_autograd(_MATMUL, keyset, a, b, **options)
 
 
 def _addmm(keyset: Any, input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Tensor:
     if _wants_gradient(input, mat1, mat2):
-        return _Addmm.apply(keyset, input, mat1, mat2, options)
+        return _apply(_Addmm, keyset, input, mat1, mat2, options)
     return _below_autograd(_ADDMM, keyset, input, mat1, mat2, **options)
 
 
@@ -434,7 +456,7 @@ def _linear(
     output_tells = activation is None or (activation == "relu" and residual is None)
     if not output_tells and _C._any_requires_grad(input, weight, bias):
         return _linear_preact(keyset, input, weight, bias, residual, **options)[0]
-    return _Linear.apply(keyset, input, weight, bias, residual, options)
+    return _apply(_Linear, keyset, input, weight, bias, residual, options)
 
 
 def _linear_preact(
@@ -446,7 +468,7 @@ def _linear_preact(
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     if _wants_gradient(input, weight, bias, residual):
-        return _LinearPreact.apply(keyset, input, weight, bias, residual, options)
+        return _apply(_LinearPreact, keyset, input, weight, bias, residual, options)
     return _below_autograd(_LINEAR_PREACT, keyset, input, weight, bias, residual, **options)
 
 
@@ -467,7 +489,7 @@ def _linear_glu_preact(
 ) -> tuple[Tensor, Tensor, Tensor]:
     tensors = input, gate_weight, up_weight, gate_bias, up_bias
     if _wants_gradient(*tensors):
-        return _LinearGluPreact.apply(keyset, *tensors, options)
+        return _apply(_LinearGluPreact, keyset, *tensors, options)
     return _below_autograd(_LINEAR_GLU_PREACT, keyset, *tensors, **options)
 
 
@@ -518,6 +540,22 @@ def _resolving_bits(op: Any) -> Callable[..., None]:
 # --- Autocast kernels -----------------------------------------------------------------------------
 
 
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """``value.to(dtype)``; on CUDA from torch's own cache where torch would cache it."""
+    if (
+        value.is_cuda
+        and value.dtype is torch.float32
+        and value.requires_grad
+        and value.is_leaf
+        and value.dim() == 2
+        and not torch.compiler.is_compiling()
+    ):
+        # The cache, which autocast empties when it ends, has no interface. But einsum on CUDA casts
+        # through it, and of a single operand whose indices stay in order it returns just a view.
+        return _aten.einsum.default("ij->ij", [value])
+    return value.to(dtype)
+
+
 def _autocast(op: Any, device_type: str, operands: Sequence[int]) -> Callable[..., Any]:
     """Casts as F.linear and matmul do under autocast, then calls `op` with autocast off.
 
@@ -537,7 +575,7 @@ def _autocast(op: Any, device_type: str, operands: Sequence[int]) -> Callable[..
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype(device_type)
         cast = [
-            value.to(dtype)
+            _cast(value, dtype)
             if castable(value) and (index in operands or value.dtype is not torch.float32)
             else value
             for index, value in enumerate(args)

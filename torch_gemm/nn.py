@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -89,9 +89,51 @@ class Linear(torch.nn.Linear):
             static_weight=self.static_weight and not self.weight.requires_grad,
         )
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        """What torch.jit.script asks first."""
+        _refuse_scripting(self)
+
     def extra_repr(self) -> str:
         """As torch's, followed by the activation if there is one."""
         text = super().extra_repr()
+        return text if self.activation is None else f"{text}, activation={self.activation}"
+
+
+class Conv1D(torch.nn.Module):
+    """The linear layer of GPT-2 in transformers, `transformers.pytorch_utils.Conv1D`, through tgemm.
+
+    Its weight is (in_features, out_features), the transpose of that of `torch.nn.Linear`; the kernels
+    read it as it lies in memory. Made by `replace`; parameters and `state_dict` are the original's.
+    """
+
+    activation: str | None
+    static_weight: bool
+
+    @classmethod
+    def from_conv1d(cls, layer: torch.nn.Module) -> Conv1D:
+        """A layer that takes the place of `layer` and shares all its state, hooks included."""
+        twin = retyped(layer, cls)
+        twin.activation = None
+        twin.static_weight = False
+        return twin
+
+    def forward(self, input: Tensor) -> Tensor:
+        """activation(input @ weight + bias)."""
+        return ops.linear(
+            input,
+            self.weight.t(),
+            self.bias,
+            activation=self.activation,
+            static_weight=self.static_weight and not self.weight.requires_grad,
+        )
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """What torch.jit.script asks first."""
+        _refuse_scripting(self)
+
+    def extra_repr(self) -> str:
+        """As transformers', followed by the activation if there is one."""
+        text = f"nf={self.nf}, nx={self.nx}"
         return text if self.activation is None else f"{text}, activation={self.activation}"
 
 
@@ -106,6 +148,13 @@ def retyped(module: torch.nn.Module, cls: type[torch.nn.Module]) -> Any:
     for registry in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
         twin.__dict__[registry] = module.__dict__[registry].copy()
     return twin
+
+
+def _refuse_scripting(module: torch.nn.Module) -> NoReturn:
+    raise RuntimeError(
+        f"torch_gemm.nn.{type(module).__name__} cannot be scripted; use torch.compile, torch.export or "
+        "torch.jit.trace, or torch_gemm.restore(model) first"
+    )
 
 
 def _checked_activation(activation: str | None) -> str | None:

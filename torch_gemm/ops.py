@@ -269,6 +269,8 @@ def _call(op: Any, operands: tuple[Tensor | None, ...], options: dict[str, Any])
         or torch.is_inference_mode_enabled()
         or (torch.is_grad_enabled() and torch._C._any_requires_grad(*operands))
         or forward_ad._current_level >= 0
+        # Transforms hide from a tensor whether what it wraps requires grad.
+        or torch._C._are_functorch_transforms_active()
     ):
         return op(*operands, **options)
     # Nothing to differentiate: the Autograd kernel, written in Python, would find out the same and cost
