@@ -9,7 +9,7 @@ namespace tgemm::skinny {
 inline constexpr int kRowBytes = 128;  // of a box along K: the swizzle's width
 inline constexpr int kBoxK = kRowBytes / 2;
 inline constexpr int kMaxStages = 16;
-inline constexpr int kMaxClusterSplit = 8;  // every Hopper GPU can run clusters of 8
+inline constexpr int kMaxClusterSplit = 6;  // of clusters of 8, too few run at once
 
 // A CTA multiplies kBlocks times 64 rows of the weight by kRows rows of x, kBoxes boxes of K at a
 // time: memory delivers longer pieces of a row faster. Outputs are finished in

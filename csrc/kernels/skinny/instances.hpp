@@ -20,15 +20,16 @@ struct Arguments {
   bool static_weight;
   bool vectors;  // outputs go four at a time, or to the workspace
   int stages;
-  int prefetched;  // boxes along K of the weight that go to L2 before griddepcontrol.wait
+  int prefetched;  // k-tiles of the weight that go to L2 before griddepcontrol.wait
   // CTAs of a cluster, which divide K of a tile; rows and columns of tiles; batch entries.
   FastDivisor cluster, tiles_m, tiles_n, batches;
 };
 
-using Cta8x64 = CtaTile<8, 1, 1>;
+using Cta8x64 = CtaTile<8, 1, 2>;
 using Cta8x128 = CtaTile<8, 2, 1>;
-using Cta16x64 = CtaTile<16, 1, 1>;
+using Cta16x64 = CtaTile<16, 1, 2>;
 using Cta16x128 = CtaTile<16, 2, 1>;
+using Cta32x64 = CtaTile<32, 1, 1>;
 using Cta32x128 = CtaTile<32, 2, 1>;
 using Cta64x128 = CtaTile<64, 2, 1>;
 

@@ -48,21 +48,23 @@ constexpr Traits traits_of() {
 
 // As many stages as let four CTAs onto an SM (64 columns) or two (128).
 constexpr std::array kConfigs = {
-    config_of<skinny::Cta8x64>("8x64", 5),     config_of<skinny::Cta8x128>("8x128", 6),
-    config_of<skinny::Cta16x64>("16x64", 4),   config_of<skinny::Cta16x128>("16x128", 5),
-    config_of<skinny::Cta32x128>("32x128", 4), config_of<skinny::Cta64x128>("64x128", 3),
+    config_of<skinny::Cta8x64>("8x64", 3),     config_of<skinny::Cta8x128>("8x128", 6),
+    config_of<skinny::Cta16x64>("16x64", 3),   config_of<skinny::Cta16x128>("16x128", 5),
+    config_of<skinny::Cta32x64>("32x64", 6),   config_of<skinny::Cta32x128>("32x128", 4),
+    config_of<skinny::Cta64x128>("64x128", 3),
 };
 constexpr std::array<Traits, kConfigs.size()> kTraits = {
-    traits_of<skinny::Cta8x64>(),   traits_of<skinny::Cta8x128>(),  traits_of<skinny::Cta16x64>(),
-    traits_of<skinny::Cta16x128>(), traits_of<skinny::Cta32x128>(), traits_of<skinny::Cta64x128>(),
+    traits_of<skinny::Cta8x64>(),   traits_of<skinny::Cta8x128>(), traits_of<skinny::Cta16x64>(),
+    traits_of<skinny::Cta16x128>(), traits_of<skinny::Cta32x64>(), traits_of<skinny::Cta32x128>(),
+    traits_of<skinny::Cta64x128>(),
 };
 
 // More rows are other kernels' business.
-constexpr int64_t kAutomaticRows = 64;
+constexpr int64_t kAutomaticRows = 32;
 
 // What a CTA brings to L2 before griddepcontrol.wait, of its part of a weight that is not static:
 // while the kernel before ends, the memory would otherwise idle.
-constexpr int64_t kPrefetchPercent = 10;
+constexpr int64_t kPrefetchPercent = 5;
 
 // Estimates, microseconds. From the start of the grid to the first data, and after the last.
 constexpr double kStartUs = 1.5;
@@ -151,8 +153,8 @@ std::string launch_skinny(const Plan& plan, const Problem& problem, const Operan
                         bias.address_alignment >= 4 * bytes_per_element(bias.dtype);
   }
   arguments.stages = config.stages;
-  const int64_t boxes = ceil_div(params.k_per_split, skinny::kBoxK);
-  arguments.prefetched = static_cast<int>((boxes * kPrefetchPercent + 50) / 100);
+  const int64_t k_tiles = ceil_div(params.k_per_split, config.block_k);
+  arguments.prefetched = static_cast<int>((k_tiles * kPrefetchPercent + 50) / 100);
   if (plan.split_k <= config.max_cluster_split) {
     arguments.cluster = FastDivisor(static_cast<uint32_t>(plan.split_k));
     params.split_k = 1;
