@@ -107,14 +107,6 @@ __device__ inline void produce(const Arguments& arguments, const Tile& tile,
     }
   };
 
-  // Not all CTAs begin at the same k: rows of the weight are often a power of two apart, and then a
-  // few channels of the memory would have what all of them want.
-  const int first = static_cast<int>(blockIdx.x / arguments.cluster.divisor()) % tile.k_tiles;
-  const auto k_of = [&](int i) {
-    const int k_tile = first + i < tile.k_tiles ? first + i : first + i - tile.k_tiles;
-    return tile.k_begin + k_tile * Cta::kBlockK;
-  };
-
   // What the kernel before this one writes may be read when it has ended. Of a weight that may be
   // that, a part is brought to L2 until then: at worst in vain.
   if (!arguments.static_weight) {
@@ -123,7 +115,8 @@ __device__ inline void produce(const Arguments& arguments, const Tile& tile,
       for (int box = 0; box < Cta::kBoxes; ++box) {
         for_each_weight_box<Cta>(arguments, tile, nullptr,
                                  [&](unsigned char*, const OperandMap& map, int n) {
-                                   prefetch_box(map, at_weight, k_major, n, k_of(i) + box * kBoxK);
+                                   prefetch_box(map, at_weight, k_major, n,
+                                                tile.k_begin + i * Cta::kBlockK + box * kBoxK);
                                  });
       }
     }
@@ -131,11 +124,11 @@ __device__ inline void produce(const Arguments& arguments, const Tile& tile,
   }
   // The weight first: it comes from memory, x from L2.
   const int ahead = min(stages, tile.k_tiles);
-  for (int i = 0; i < ahead; ++i) request_weight(i, k_of(i));
+  for (int i = 0; i < ahead; ++i) request_weight(i, tile.k_begin + i * Cta::kBlockK);
   if (arguments.static_weight) ptx::griddepcontrol_wait();
   RingCursor cursor;
-  for (int i = 0; i < tile.k_tiles; ++i) {
-    const int k = k_of(i);
+  int k = tile.k_begin;
+  for (int i = 0; i < tile.k_tiles; ++i, k += Cta::kBlockK) {
     if (i >= ahead) {
       wait(shared.barriers().empty[cursor.stage], cursor.parity ^ 1);
       request_weight(cursor.stage, k);
