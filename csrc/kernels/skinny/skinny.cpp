@@ -66,16 +66,23 @@ constexpr int64_t kAutomaticRows = 32;
 // while the kernel before ends, the memory would otherwise idle.
 constexpr int64_t kPrefetchPercent = 5;
 
-// Estimates, microseconds. From the start of the grid to the first data, and after the last.
-constexpr double kStartUs = 1.5;
+// Fitted to decoding shapes on an H200 (benchmarks/NOTES.md); microseconds.
+constexpr double kStartUs = 3.2;
+// From a request to its data, of which a CTA has one per stage under way.
+constexpr double kStageLatencyUs = 1.59;
 // Adding up within a cluster, and of that, for each CTA beyond the first, per 64x128 outputs of a
 // tile.
-constexpr double kClusterSplitUs = 0.8;
-constexpr double kClusterSplitStepUs = 0.15;
+constexpr double kClusterSplitUs = 0.64;
+constexpr double kClusterSplitStepUs = 0.125;
 constexpr double kSplitUs = 4.5;  // the second kernel of split-K, without its traffic
 // What the next kernel's start costs where its CTAs do not fit beside this one's.
-constexpr double kNoRoomUs = 0.5;
-constexpr double kL2BytesPerCycle = 60.0;  // per SM
+constexpr double kNoRoomUs = 0.39;
+constexpr double kL2BytesPerCycle = 104.0;  // per SM
+constexpr double kMemoryShare = 0.94;       // of the memory's rate, at best
+// CTAs that run at once where they come in clusters, of those that would alone.
+constexpr double kClusteredShare = 0.85;
+// Limits that lie close together slow one another: a norm of them, not the largest.
+constexpr double kNorm = 5.6;
 
 const Traits& traits(const TileConfig& config) {
   return kTraits[static_cast<size_t>(&config - kConfigs.data())];
@@ -110,22 +117,21 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const int64_t tiles =
       ceil_div(problem.m, config.block_m) * ceil_div(problem.n, columns) * problem.batch_count();
   const int64_t ctas = tiles * split_k;
-  const int64_t slots = int64_t{std::max(1, device.sm_count)} * config.ctas_per_sm;
-  const auto waves = static_cast<double>(ceil_div(ctas, slots));
+  const double slots = std::max(1, device.sm_count) * config.ctas_per_sm *
+                       (in_cluster && split_k > 1 ? kClusteredShare : 1.0);
+  const double waves = std::ceil(static_cast<double>(ctas) / slots);
   const auto k_tiles = static_cast<double>(ceil_div(ceil_div(problem.k, split_k), config.block_k));
-  // A CTA has its stages under way, all CTAs together what memory delivers.
-  const double latency_us = waves * k_tiles * kLoadLatencyUs / config.stages;
+  const double latency_us = waves * k_tiles * kStageLatencyUs / config.stages;
   const double tile_bytes = (config.block_m + config.block_n) * k_tiles * config.block_k *
                             bytes_per_element(problem.a.dtype);
   const double l2_us = static_cast<double>(ctas) * tile_bytes /
                        (kL2BytesPerCycle * device.sm_count * device.clock_ghz * 1e3);
-  // Limits that lie close together slow one another: a norm of them, not the largest.
   double limits = 0.0;
-  for (const double us : {memory_us(problem, device), latency_us, l2_us}) {
-    limits += us * us * us * us;
+  for (const double us : {memory_us(problem, device) / kMemoryShare, latency_us, l2_us}) {
+    limits += std::pow(us, kNorm);
   }
-  double total_us = kStartUs + std::sqrt(std::sqrt(limits));
-  if (2 * ctas > slots) total_us += kNoRoomUs;
+  double total_us = kStartUs + std::pow(limits, 1.0 / kNorm);
+  if (2.0 * static_cast<double>(ctas) > slots) total_us += kNoRoomUs;
   if (!in_cluster) {
     total_us += kSplitUs + partial_sums_us(problem, device, split_k);
   } else if (split_k > 1) {

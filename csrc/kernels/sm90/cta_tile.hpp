@@ -47,7 +47,7 @@ struct CtaTile {
 
   // setmaxnreg: what the first warpgroup gives up, the consumers get.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kProducerRegisters = 48;
+  static constexpr int kProducerRegisters = 56;
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * kThreads - kProducerRegisters * 128) / (128 * kConsumers) / 8 * 8;
   static_assert(kSums + 40 <= kConsumerRegisters);

@@ -236,7 +236,7 @@ __device__ inline void bring_bias(const Arguments& arguments, const Tile& tile, 
 template <class Unit, bool kOut>
 __device__ inline void copy_box(unsigned char* box, Unit* matrix, int64_t pitch, int rows,
                                 int columns) {
-  constexpr int kUnit = sizeof(Unit), kRowsAtOnce = 2;
+  constexpr int kUnit = sizeof(Unit), kRowsAtOnce = 4;
 #pragma unroll 1
   for (int column = static_cast<int>(threadIdx.x) % 32; column < min(columns, 128 / kUnit);
        column += 32) {

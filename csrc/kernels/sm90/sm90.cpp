@@ -84,7 +84,7 @@ constexpr double kSplitUs = 4.5;  // the second kernel of split-K, without its t
 constexpr double kActivationUs[] = {2.9, 2.7};
 constexpr double kResidualUs[] = {2.3, 1.7};
 constexpr double kCommonEpilogueUs[] = {3.0, 2.0};  // estimated
-constexpr double kCopiedUs[] = {1.0, 0.5};          // estimated
+constexpr double kCopiedUs[] = {2.5, 3.5};          // estimated
 
 const Traits& traits(const TileConfig& config) {
   return kTraits[static_cast<size_t>(&config - kConfigs.data())];
