@@ -32,6 +32,8 @@ class Promise:
     whole_chunks: bool = False
     # With one k, or none, operands in any layout may count as K-major.
     one_k_in_any_layout: bool = False
+    # With no k, or with one k and one row of the first operand, that may have any layout.
+    one_row_in_any_layout: bool = False
     # Of all these, only problems with an operand that TMA cannot read as it is.
     packs: bool = False
     # Of all these, only problems for which leaves_in_boxes holds.
@@ -45,7 +47,7 @@ class Promise:
 SM90 = Promise(("fp16", "bf16"), aligned=True)
 SM90_TF32 = Promise(("fp32/tf32",), layouts=("nt",), aligned=True, one_k_in_any_layout=True)
 # The few rows of x have to be contiguous along K.
-SKINNY = Promise(("fp16", "bf16"), layouts=("nn", "nt"), aligned=True, one_k_in_any_layout=True)
+SKINNY = Promise(("fp16", "bf16"), layouts=("nn", "nt"), aligned=True, one_row_in_any_layout=True)
 SM90_PACKED = Promise(("fp32/bf16", "fp32/fp16", "fp32/tf32", "fp16", "bf16"), packs=True)
 
 # By the name of the kernel and its configuration; the first pattern that matches counts.
@@ -210,15 +212,24 @@ class Config:
         """Whether it promises to run the case."""
         outs = {"row" if row_major_out(case) else "column"}
         if EPILOGUES[case.epilogue].preact:
-            outs.add("row")  # asked for through an op that allocates its outputs
-        free = self.promise.one_k_in_any_layout and case.k <= 1
+            # Asked for through an op that allocates its outputs; a single column counts as a row's transpose.
+            outs.add("row" if case.n > 1 or case.m <= 1 else "column")
         return (
             case.mode in self.modes
-            and (free or outs <= set(self.out_layouts(case.layout)))
+            and all(self._reads(case, out) for out in outs)
             and case.alignment in self.alignments(case.mode)
             and case == self.fit(case)
             and (has_to_be_packed(case) or not self.promise.packs)
             and (self._leaves_in_boxes(case) or not self.promise.boxes)
+        )
+
+    def _reads(self, case: Case, out: str) -> bool:
+        """Whether it promises to read the operands in their layouts."""
+        rows = case.m if out == "row" else case.n  # of the first operand, as the kernel sees it
+        return (
+            out in self.out_layouts(case.layout)
+            or (self.promise.one_k_in_any_layout and case.k <= 1)
+            or (self.promise.one_row_in_any_layout and case.k <= 1 and (case.k == 0 or rows <= 1))
         )
 
     def gates(self, case: Case) -> bool:

@@ -282,6 +282,22 @@ __device__ inline void copy_box(unsigned char* box, const Arguments& arguments,
   }
 }
 
+// Where a batch entry of a matrix starts, in elements. As batch_offsets, but where TMA reads the
+// operands 32 bits are enough to divide.
+__device__ inline int64_t batch_offset(const GemmParams& params, const MatrixParams& matrix,
+                                       int batch) {
+  auto rest = static_cast<uint32_t>(batch);
+  int64_t offset = 0;
+#pragma unroll 1
+  for (int i = params.batch_dims - 1; i >= 0; --i) {
+    const auto size = static_cast<uint32_t>(params.batch_size[i]);
+    const uint32_t outer = i == 0 ? 0 : rest / size;
+    offset += static_cast<int64_t>(rest - outer * size) * matrix.batch_stride[i];
+    rest = outer;
+  }
+  return offset;
+}
+
 // The part of a consumer's epilogue warp where TMA refuses the outputs, or the residual.
 template <class Cta>
 __device__ inline void serve_by_copying(const Arguments& arguments, int consumer,
@@ -296,7 +312,10 @@ __device__ inline void serve_by_copying(const Arguments& arguments, int consumer
        i += Cta::kPingPong ? 2 * shared.step : shared.step) {
     const Tile tile = decode<Cta>(arguments, i, shared);
     bring_bias(arguments, tile, consumer, boxes.first_column(), shared);
-    if (threadIdx.x % 32 == 0) offset = batch_offsets(params, tile.batch);
+    if (threadIdx.x % 32 == 0) {
+      offset.out = batch_offset(params, params.out, tile.batch);
+      offset.residual = batch_offset(params, params.residual, tile.batch);
+    }
     __syncwarp();
 #pragma unroll 1
     for (int round = 0; round < boxes.rounds(); ++round, parity ^= 1) {
