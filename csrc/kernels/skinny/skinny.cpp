@@ -76,9 +76,7 @@ constexpr double kStageLatencyUs = 1.59;
 // tile.
 constexpr double kClusterSplitUs = 0.64;
 constexpr double kClusterSplitStepUs = 0.125;
-constexpr double kSplitUs = 4.5;  // the second kernel of split-K, without its traffic
-// What the next kernel's start costs where its CTAs do not fit beside this one's.
-constexpr double kNoRoomUs = 0.39;
+constexpr double kSplitUs = 4.5;            // the second kernel of split-K, without its traffic
 constexpr double kL2BytesPerCycle = 104.0;  // per SM
 // CTAs that run at once where they come in clusters, of those that would alone.
 constexpr double kClusteredShare = 0.85;
@@ -132,7 +130,6 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
     limits += std::pow(us, kNorm);
   }
   double total_us = kStartUs + std::pow(limits, 1.0 / kNorm);
-  if (2.0 * static_cast<double>(ctas) > slots) total_us += kNoRoomUs;
   if (!in_cluster) {
     total_us += kSplitUs + partial_sums_us(problem, device, split_k);
   } else if (split_k > 1) {
