@@ -517,6 +517,20 @@ def test_wgmma_reads_shared_memory_by_itself(kernels: list[Kernel], name: str) -
     _report(complaints())
 
 
+def _not_one_k_tile(kernel: Kernel, multiply: str, steps: int, loops: int) -> Iterator[str]:
+    """Complaints where not each of the main loops multiplies one k-tile, in `steps` wgmma of the one kind."""
+    multiplies = kernel.count(multiply)
+    if multiplies != loops * steps or kernel.count(r"HGMMA\.") != multiplies:
+        yield f"{kernel}: {multiplies} HGMMA, not {loops * steps}"
+    if kernel.in_main_loop(r"HGMMA\.") != steps:
+        yield f"{kernel}: more or less than one k-tile in the main loop"
+    # Else the compiler has put the instructions of a k-tile one after the other.
+    if kernel.count(r"WARPGROUP\.ARRIVE") != loops:
+        yield f"{kernel}: waits between the HGMMAs of a k-tile"
+    if not kernel.in_main_loop(r"SYNCS\.PHASECHK"):
+        yield f"{kernel}: does not wait for an mbarrier in the main loop"
+
+
 @dataclass(frozen=True)
 class Sm90Tile:
     """The template arguments of one sm90 kernel, and what follows from them (cta_tile.hpp)."""
@@ -578,16 +592,9 @@ def test_sm90_is_what_it_says(kernels: list[Kernel]) -> None:
         for kernel in _named(kernels, "sm90_gemm"):
             tile = Sm90Tile.of(kernel)
             steps = 4 * tile.blocks  # of a k-tile
-            multiplies = kernel.count(rf"HGMMA\.64x{tile.columns}x(16|8)\.F32")
-            if multiplies != operand_types * steps or kernel.count(r"HGMMA\.") != multiplies:
-                yield f"{kernel}: {multiplies} HGMMA, not {operand_types * steps}"
-            if kernel.in_main_loop(r"HGMMA\.") != steps:
-                yield f"{kernel}: more or less than one k-tile in the main loop"
-            # Else the compiler has put the instructions of a k-tile one after the other.
-            if kernel.count(r"WARPGROUP\.ARRIVE") != operand_types:
-                yield f"{kernel}: waits between the HGMMAs of a k-tile"
-            if not kernel.in_main_loop(r"SYNCS\.PHASECHK"):
-                yield f"{kernel}: does not wait for an mbarrier in the main loop"
+            yield from _not_one_k_tile(
+                kernel, rf"HGMMA\.64x{tile.columns}x(16|8)\.F32", steps, operand_types
+            )
             if kernel.in_main_loop(rf"LDG|LDSM|{SHARED_LOAD}|MEMBAR"):
                 yield f"{kernel}: loads or fences in the main loop"
             # Any fewer, and the consumers would wait for registers that nobody gives up.
@@ -654,16 +661,7 @@ def test_skinny_is_what_it_says(kernels: list[Kernel]) -> None:
         for kernel in _named(kernels, "skinny_gemm"):
             rows, blocks, boxes = _skinny_tile(kernel)
             steps = 4 * blocks * boxes  # of a k-tile
-            multiplies = kernel.count(rf"HGMMA\.64x{rows}x16\.F32")
-            if multiplies != operand_types * steps or kernel.count(r"HGMMA\.") != multiplies:
-                yield f"{kernel}: {multiplies} HGMMA, not {operand_types * steps}"
-            if kernel.in_main_loop(r"HGMMA\.") != steps:
-                yield f"{kernel}: more or less than one k-tile in the main loop"
-            # Else the compiler has put the instructions of a k-tile one after the other.
-            if kernel.count(r"WARPGROUP\.ARRIVE") != operand_types:
-                yield f"{kernel}: waits between the HGMMAs of a k-tile"
-            if not kernel.in_main_loop(r"SYNCS\.PHASECHK"):
-                yield f"{kernel}: does not wait for an mbarrier in the main loop"
+            yield from _not_one_k_tile(kernel, rf"HGMMA\.64x{rows}x16\.F32", steps, operand_types)
             if kernel.in_main_loop(rf"LDG|{SHARED_LOAD}") or kernel.count("MEMBAR"):
                 yield f"{kernel}: loads in the main loop, or fences"
             # Two CTAs on an SM and, of few rows, two of the next kernel.

@@ -80,14 +80,7 @@ class Linear(torch.nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """activation(input @ weight.T + bias); see the class."""
-        return ops.linear(
-            input,
-            self.weight,
-            self.bias,
-            activation=self.activation,
-            # A weight that is being trained is written by the optimiser between two calls.
-            static_weight=self.static_weight and not self.weight.requires_grad,
-        )
+        return _apply(self, input, self.weight)
 
     def __prepare_scriptable__(self) -> NoReturn:
         """What torch.jit.script asks first."""
@@ -95,8 +88,7 @@ class Linear(torch.nn.Linear):
 
     def extra_repr(self) -> str:
         """As torch's, followed by the activation if there is one."""
-        text = super().extra_repr()
-        return text if self.activation is None else f"{text}, activation={self.activation}"
+        return _with_activation(self, super().extra_repr())
 
 
 class Conv1D(torch.nn.Module):
@@ -119,13 +111,7 @@ class Conv1D(torch.nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """activation(input @ weight + bias)."""
-        return ops.linear(
-            input,
-            self.weight.t(),
-            self.bias,
-            activation=self.activation,
-            static_weight=self.static_weight and not self.weight.requires_grad,
-        )
+        return _apply(self, input, self.weight.t())
 
     def __prepare_scriptable__(self) -> NoReturn:
         """What torch.jit.script asks first."""
@@ -133,8 +119,23 @@ class Conv1D(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """As transformers', followed by the activation if there is one."""
-        text = f"nf={self.nf}, nx={self.nx}"
-        return text if self.activation is None else f"{text}, activation={self.activation}"
+        return _with_activation(self, f"nf={self.nf}, nx={self.nx}")
+
+
+def _apply(layer: Linear | Conv1D, input: Tensor, weight: Tensor) -> Tensor:
+    """What a layer computes, with its weight as (out_features, in_features)."""
+    return ops.linear(
+        input,
+        weight,
+        layer.bias,
+        activation=layer.activation,
+        # A weight that is being trained is written by the optimiser between two calls.
+        static_weight=layer.static_weight and not layer.weight.requires_grad,
+    )
+
+
+def _with_activation(layer: Linear | Conv1D, text: str) -> str:
+    return text if layer.activation is None else f"{text}, activation={layer.activation}"
 
 
 def retyped(module: torch.nn.Module, cls: type[torch.nn.Module]) -> Any:

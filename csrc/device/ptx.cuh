@@ -109,38 +109,6 @@ __device__ inline bool elect_sync() {
   return elected != 0;
 }
 
-// 9.7.9 createpolicy: what comes with this policy is the first that L2 gives up. sm_80.
-__device__ inline uint64_t createpolicy_evict_first() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// 9.7.9 cp.async.bulk.tensor with a cache policy, which libcu++'s lacks: a box of five
-// dimensions to this CTA's shared memory. sm_90.
-__device__ inline void cp_async_bulk_tensor(void* shared, const void* map, const int32_t (&at)[5],
-                                            uint64_t* barrier, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_"
-      "hint [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(shared)),
-      "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]),
-      "r"(shared_address(barrier)), "l"(policy)
-      : "memory");
-}
-
-// The same, to the same address in every CTA of the cluster that `multicast` names.
-__device__ inline void cp_async_bulk_tensor(void* shared, const void* map, const int32_t (&at)[5],
-                                            uint64_t* barrier, uint64_t policy,
-                                            uint16_t multicast) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::"
-      "cluster.L2::cache_hint [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8, %9;" ::"r"(
-          shared_address(shared)),
-      "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]),
-      "r"(shared_address(barrier)), "h"(multicast), "l"(policy)
-      : "memory");
-}
-
 // 9.7.9.15 prefetch.tensormap: a tensor map among the kernel's parameters. sm_90.
 __device__ inline void prefetch_tensor_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -58,22 +58,13 @@ struct MapCoordinates {
 };
 
 // Asks TMA for one box of an operand. With a `multicast` mask, every CTA of the cluster that it
-// names gets the box, at the same address, and hears of it at its own barrier. What is read `kOnce`
-// need not stay in L2. (Without a policy is not the same as with evict_normal, which is slower.)
-template <bool kOnce = false>
+// names gets the box, at the same address, and hears of it at its own barrier.
 __device__ inline void request_box(unsigned char* to, const OperandMap& operand,
                                    const MapCoordinates& at, bool k_major, int32_t mn, int32_t k,
                                    uint64_t& barrier, uint16_t multicast = 0) {
   const int32_t coordinates[5] = {k_major ? k : mn, k_major ? mn : k, at.batch[0], at.batch[1],
                                   at.batch[2]};
-  if constexpr (kOnce) {
-    const uint64_t policy = ptx::createpolicy_evict_first();
-    if (multicast == 0) {
-      ptx::cp_async_bulk_tensor(to, &operand.map, coordinates, &barrier, policy);
-    } else {
-      ptx::cp_async_bulk_tensor(to, &operand.map, coordinates, &barrier, policy, multicast);
-    }
-  } else if (multicast == 0) {
+  if (multicast == 0) {
     cptx::cp_async_bulk_tensor(cptx::space_cluster, cptx::space_global, to, &operand.map,
                                coordinates, &barrier);
   } else {
@@ -94,18 +85,16 @@ __device__ inline void prefetch_box(const OperandMap& operand, const MapCoordina
 }
 
 // Asks TMA for kMn by 64 elements from (mn, k) on. K-major, they are one box; else one box for each
-// 64 rows (columns), because a box is as wide as the swizzle. `multicast` and `kOnce` as in
-// request_box.
-template <int kMn, bool kKMajor, bool kOnce = false>
+// 64 rows (columns), because a box is as wide as the swizzle. `multicast` as in request_box.
+template <int kMn, bool kKMajor>
 __device__ inline void request_tile(unsigned char* tile, const OperandMap& operand,
                                     const MapCoordinates& at, int64_t mn, int64_t k,
                                     uint64_t& barrier, uint16_t multicast = 0) {
   constexpr int kBox = kKMajor ? kMn : 64;
 #pragma unroll
   for (int i = 0; i < kMn / kBox; ++i) {
-    request_box<kOnce>(tile + i * kBox * kTmaTileK * 2, operand, at, kKMajor,
-                       static_cast<int32_t>(mn + i * kBox), static_cast<int32_t>(k), barrier,
-                       multicast);
+    request_box(tile + i * kBox * kTmaTileK * 2, operand, at, kKMajor,
+                static_cast<int32_t>(mn + i * kBox), static_cast<int32_t>(k), barrier, multicast);
   }
 }
 
