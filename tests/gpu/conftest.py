@@ -43,6 +43,19 @@ class Run:
         elif report.when == "call":
             self.passed.add(name)
 
+    def count(self, gemm_problems: int, constants: dict[str, float]) -> None:
+        """Adds problems that were checked and, by name, the share of the accuracy constant they used."""
+        self.gemm_problems += gemm_problems
+        for name, used in constants.items():
+            self.constants[name] = max(self.constants.get(name, 0.0), used)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node, error: object) -> None:
+        """With pytest-xdist, tests run in processes of their own; reports arrive here, counts do not."""
+        self.count(
+            **getattr(node, "workeroutput", {}).get("counts", {"gemm_problems": 0, "constants": {}})
+        )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_RUN] = Run()
@@ -76,11 +89,7 @@ def device() -> str:
 def count_problems(request: pytest.FixtureRequest) -> Callable[[int], None]:
     """Adds to the number of GEMM problems that the receipt reports."""
     run = request.config.stash[_RUN]
-
-    def add(problems: int) -> None:
-        run.gemm_problems += problems
-
-    return add
+    return lambda problems: run.count(problems, {})
 
 
 @pytest.fixture
@@ -89,9 +98,7 @@ def ledger(
 ) -> Iterator[problems.Ledger]:
     ledger = problems.Ledger(device, count_problems)
     yield ledger
-    constants = request.config.stash[_RUN].constants
-    for name, used in ledger.constants.items():
-        constants[name] = max(constants.get(name, 0.0), used)
+    request.config.stash[_RUN].count(0, ledger.constants)
 
 
 @pytest.fixture
@@ -114,9 +121,15 @@ def seeded() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     config = session.config
+    run = config.stash[_RUN]
+    if hasattr(config, "workeroutput"):  # one of pytest-xdist's processes
+        config.workeroutput["counts"] = {
+            "gemm_problems": run.gemm_problems,
+            "constants": run.constants,
+        }
+        return
     if not _is_complete(config, exitstatus) or _why_not() is not None:
         return
-    run = config.stash[_RUN]
     record = build_record()
     receipt.write(
         {
