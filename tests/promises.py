@@ -58,6 +58,7 @@ PROMISES = {
     ),
     "mma_sync:128x128": Promise(("fp16", "bf16", "fp32/tf32"), aligned=True, whole_chunks=True),
     "mma_sync:*": Promise(("fp16", "bf16"), aligned=True, whole_chunks=True),
+    "gemv:*": Promise(("fp16", "bf16"), layouts=("nt",), one_k_in_any_layout=True),
     "tiny:*": Promise(("fp16", "bf16")),
     "naive:*": Promise(("fp16", "bf16", "fp32")),
     "tiled*:*": Promise(("fp16", "bf16", "fp32")),

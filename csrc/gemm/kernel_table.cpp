@@ -1,4 +1,5 @@
 #include "gemm/plan.hpp"
+#include "kernels/gemv/gemv.hpp"
 #include "kernels/ladder/ladder.hpp"
 #include "kernels/simt/simt.hpp"
 #include "kernels/skinny/skinny.hpp"
@@ -17,6 +18,7 @@ std::span<const KernelEntry> kernel_table() {
       sm90_tf32_entry(),
       sm90_packed_entry(),
       // Any card, or nearly.
+      gemv_entry(),
       tiny_entry(),
       mma_sync_entry(),
       simt_entry(),

@@ -34,16 +34,18 @@ __device__ inline int permuted(int block, int position) {
   return 2 * kBlocks * (position / 2) + 2 * block + position % 2;
 }
 
+// From global memory. A pointer that came from another lane has lost what it points to: __ldg says
+// it.
 template <int kWords>
 __device__ inline void load_run(uint32_t (&words)[kWords], const uint16_t* from) {
   if constexpr (kWords == 1) {
-    words[0] = *reinterpret_cast<const uint32_t*>(from);
+    words[0] = __ldg(reinterpret_cast<const uint32_t*>(from));
   } else if constexpr (kWords == 2) {
-    const uint2 v = *reinterpret_cast<const uint2*>(from);
+    const uint2 v = __ldg(reinterpret_cast<const uint2*>(from));
     words[0] = v.x, words[1] = v.y;
   } else {
     static_assert(kWords == 4);
-    const uint4 v = *reinterpret_cast<const uint4*>(from);
+    const uint4 v = __ldg(reinterpret_cast<const uint4*>(from));
     words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
   }
 }
@@ -117,7 +119,7 @@ struct Operand {
       for (int i = 0; i < kSize / kLines; ++i) {
         if (i * kLines < left) {
           uint32_t& word = words[i / 2 / kBlocks][i / 2 % kBlocks];
-          word |= uint32_t{*from} << (i % 2 * 16);
+          word |= uint32_t{__ldg(from)} << (i % 2 * 16);
         }
         from += kLines * line_stride;
       }
@@ -155,8 +157,10 @@ struct Operand {
       __syncwarp();
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
-        load_run(words[j],
-                 staged + permuted<kBlocks>(j, lane / 4) * kPitch + 2 * kBlocks * (lane % 4));
+        const uint16_t* line_of = staged + permuted<kBlocks>(j, lane / 4) * kPitch;
+        const uint32_t* run = reinterpret_cast<const uint32_t*>(line_of) + kBlocks * (lane % 4);
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) words[j][i] = run[i];
       }
     }
   }
@@ -265,8 +269,10 @@ __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
     const int mine = lane / kLanes;
     const auto decode = [&] { return scheduler.tile(first + min(mine, tiles - 1)); };
     Operand a[kTiles], b[kTiles];
+    int64_t out_offset;  // of the own tile
     {
       const Tile tile = decode();
+      out_offset = tile.offset.out + tile.m * params.out.row_stride + tile.n;
       const auto share = [&](const Layout& layout, const MatrixParams& matrix, int64_t offset,
                              int64_t begin, int64_t size, Operand(&operands)[kTiles]) {
         const Operand own{
@@ -301,15 +307,12 @@ __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
       }
     }
 
-    // Where the outputs lie is worked out again: kept, it would take more registers than there are.
     const int column = kRun * (lane % 4);
     if (plain_runs) {
-      const Tile tile = decode();
-      const int64_t offset = tile.offset.out + tile.m * params.out.row_stride + tile.n;
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         uint16_t* const out = static_cast<uint16_t*>(params.out.pointer) +
-                              __shfl_sync(~0u, offset, i * kLanes) + column;
+                              __shfl_sync(~0u, out_offset, i * kLanes) + column;
         for_rows<kBlocks>(acc[i], lane, [&](int row, const float (&values)[kRun]) {
           uint32_t words[kBlocks];
 #pragma unroll
