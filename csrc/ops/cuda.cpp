@@ -10,11 +10,15 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gemm/lowering.hpp"
+#include "gemm/packing.hpp"
 #include "gemm/plan.hpp"
+#include "gemm/tuning.hpp"
 #include "ops/arguments.hpp"
 #include "ops/aten.hpp"
 #include "ops/device_properties.hpp"
@@ -185,10 +189,10 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-Selection select_for(const Request& request, const Device& device, const Problem& problem) {
+Choice choose_for(const Request& request, const Device& device, const Problem& problem) {
   const std::string_view force = request.force_kernel.view();
-  return force.empty() ? select_cached(problem, device, request.a.device_index)
-                       : select(problem, device, force);
+  return force.empty() ? choose_cached(problem, device, request.a.device_index)
+                       : Choice{.selection = select(problem, device, force)};
 }
 
 const Plan& plan_of(const Request& request, const Selection& selection) {
@@ -221,19 +225,29 @@ struct GatedChoice {
   Selection whole;  // has a plan if one kernel computes all of it
   GatedSteps steps;
   Selection gate, up;  // otherwise
+  bool tuned = false;  // whether one kernel or two was measured, not predicted
 };
 
-// One kernel if it is named, or predicted to take no longer than two.
-GatedChoice choose_gated(const Request& request, const Device& device, const Lowered& lowered) {
+// A kernel with two weights has one A, writes one output, and is not asked to add up nothing.
+bool has_whole(const Lowered& lowered) {
   const Problem& problem = lowered.problem;
+  return !lowered.swapped && !problem.epilogue.has_preact && problem.k > 0;
+}
+
+// One kernel if it is named, or measured to be faster than two or predicted to take no longer.
+// `choose` makes a Choice for a Problem.
+template <class Choose>
+GatedChoice choose_gated(const Request& request, const Lowered& lowered, const Choose& choose) {
   GatedChoice choice;
   choice.steps = split_gated(lowered);
-  choice.gate = select_for(request, device, choice.steps.gate);
-  choice.up = select_for(request, device, choice.steps.up);
-  // A kernel with two weights has one A, writes one output, and is not asked to add up nothing.
-  if (lowered.swapped || problem.epilogue.has_preact || problem.k == 0) return choice;
-  choice.whole = select_for(request, device, problem);
-  const bool compare = !request.force_kernel.present() && choice.gate.plan && choice.up.plan;
+  choice.gate = choose(choice.steps.gate).selection;
+  choice.up = choose(choice.steps.up).selection;
+  if (!has_whole(lowered)) return choice;
+  Choice whole = choose(lowered.problem);
+  choice.whole = std::move(whole.selection);
+  choice.tuned = whole.tuned;
+  const bool compare =
+      !request.force_kernel.present() && !whole.tuned && choice.gate.plan && choice.up.plan;
   if (choice.whole.plan && compare &&
       choice.whole.plan->predicted_us >
           choice.gate.plan->predicted_us + choice.up.plan->predicted_us) {
@@ -244,7 +258,9 @@ GatedChoice choose_gated(const Request& request, const Device& device, const Low
 
 void run_gated(const Request& request, const Device& device, const Lowered& lowered,
                const Operands& operands, void* up_preact) {
-  const GatedChoice choice = choose_gated(request, device, lowered);
+  const GatedChoice choice = choose_gated(request, lowered, [&](const Problem& problem) {
+    return choose_for(request, device, problem);
+  });
   if (choice.whole.plan) {
     run_plan(request, *choice.whole.plan, lowered.problem, operands);
     return;
@@ -269,8 +285,17 @@ void run_gated(const Request& request, const Device& device, const Lowered& lowe
   run_plan(request, up_plan, choice.steps.up, up);
 }
 
+// Whether the request is left to ATen because that was measured to be faster. Not where an op
+// writes into a given tensor, which ATen would copy to, and not if nothing may be left to ATen.
+bool left_to_aten(const Request& request, const Choice& choice) {
+  if (!choice.aten || request.out || fallback_policy == FallbackPolicy::kError) return false;
+  std::string what = request.name + sizeof("tgemm.") - 1;
+  count_fallback(what.append(": measured to be faster"));
+  return true;
+}
+
 void run(const Request& request, const Device& device, const LoweringRequest& lowering,
-         const Lowered& lowered, const Results& results) {
+         const Lowered& lowered, Results& results) {
   if (lowered.problem.empty() && !request.force_kernel.present()) return;
   const auto pointer = [](const TensorView& view) { return reinterpret_cast<void*>(view.address); };
   Operands operands;
@@ -286,8 +311,12 @@ void run(const Request& request, const Device& device, const LoweringRequest& lo
     void* const up_preact = results.up_preact ? results.up_preact.mutable_data() : nullptr;
     run_gated(request, device, lowered, operands, up_preact);
   } else {
-    const Selection selection = select_for(request, device, lowered.problem);
-    run_plan(request, plan_of(request, selection), lowered.problem, operands);
+    const Choice choice = choose_for(request, device, lowered.problem);
+    if (left_to_aten(request, choice)) {
+      results.out = product_with_aten(request);
+      return;
+    }
+    run_plan(request, plan_of(request, choice.selection), lowered.problem, operands);
   }
 }
 
@@ -430,10 +459,25 @@ Json resources_json(const Resources& resources) {
       .member("occupancy", resources.occupancy);
 }
 
-// The request as an op without `out` would lower it. `copies`: whether inputs had to be copied.
-Lowered lower_for_plan(const Request& request, const Checked& checked, bool* copies) {
+// A described card: the members of Device after its name, in their order, then the name:
+// "90 132 232448 233472 52428800 1.98 4.45e6 NVIDIA H200".
+Device read_card(std::string_view text) {
+  std::istringstream words{std::string(text)};
+  Device device;
+  words >> device.compute_capability >> device.sm_count >> device.max_shared_memory_per_block >>
+      device.max_shared_memory_per_sm >> device.l2_bytes >> device.clock_ghz >>
+      device.memory_bytes_per_us >> std::ws;
+  std::getline(words, device.name);
+  check(!device.name.empty() && device.sm_count > 0 && device.clock_ghz > 0.0 &&
+            device.memory_bytes_per_us > 0.0,
+        "tgemm: '", text, "' does not describe a card");
+  return device;
+}
+
+// The request as an op would lower it. `copies`: whether something had to be copied.
+Lowered lower_for_plan(const PlanRequest& plan, const Checked& checked, bool* copies) {
   TransposedWeights transposed;
-  LoweringRequest lowering = lowering_of(request, checked, transposed);
+  LoweringRequest lowering = lowering_of(plan.request, checked, transposed);
   // The output that an op would allocate; only its strides matter.
   std::vector<int64_t> strides(checked.out_sizes.size());
   int64_t stride = 1;
@@ -441,110 +485,168 @@ Lowered lower_for_plan(const Request& request, const Checked& checked, bool* cop
     strides[i] = stride;
     stride *= std::max<int64_t>(checked.out_sizes[i], 1);
   }
-  lowering.out = {checked.out_sizes, strides, kernel_dtype(checked.out_dtype), 0};
+  const TensorView fresh = {checked.out_sizes, strides, kernel_dtype(checked.out_dtype), 0};
+  lowering.out = plan.out ? view_of(plan.out) : fresh;
+  if (plan.request.preact) lowering.preact = fresh;
   Lowered lowered = lower(lowering);
   *copies = !lowered.error.empty();
   if (*copies) {
-    const BatchCopies batch(request, checked, lowering);
+    lowering.out = fresh;
+    lowered = lower(lowering);
+  }
+  if (!lowered.error.empty()) {
+    const BatchCopies batch(plan.request, checked, lowering);
     lowered = lower(lowering);
   }
   return lowered;
 }
 
-// {"problem", "plan", "predicted_us", "workspace_bytes", "packing", "resources", "error",
-// "candidates": [{"plan", "predicted_us"} or {"plan", "reason"}]}; members that do not apply are
-// left out. `swapped`: the problem's operands are not in the order of the op's.
-Json selection_json(const Problem& problem, bool swapped, const Device& device,
-                    std::string_view force) {
-  std::vector<Candidate> candidates;
-  const Selection selection = select(problem, device, force, &candidates);
+Json packing_json(Packing packing, bool swapped) {
+  // The problem's operands: of a column-major out, those of its transpose.
+  Json names = Json::array();
+  if (packing.a) names.element(swapped ? "b" : "a");
+  if (packing.b) names.element(swapped ? "a" : "b");
+  return names;
+}
+
+// A candidate that can run: what it takes, and how its tiles fill the card.
+Json candidate_json(const Problem& problem, bool swapped, const Device& device, const Plan& plan) {
+  const TileConfig& config = *plan.config;
+  const auto tiles_of = [](int64_t size, int tile) { return (size + tile - 1) / tile; };
+  const int64_t columns = problem.gated ? 2 * problem.n : problem.n;
+  const int64_t tiles = tiles_of(problem.m, config.block_m) * tiles_of(columns, config.block_n) *
+                        problem.batch_count();
   Json json = Json::object();
-  json.member("problem", to_string(problem));
-  if (selection.plan) {
-    json.member("plan", to_string(*selection.plan))
-        .member("predicted_us", selection.plan->predicted_us)
-        .member("workspace_bytes", selection.plan->workspace_bytes);
-    if (const Packing packing = selection.plan->packing; packing.any()) {
-      // The problem's operands: of a column-major out, those of its transpose.
-      Json names = Json::array();
-      if (packing.a) names.element(swapped ? "b" : "a");
-      if (packing.b) names.element(swapped ? "a" : "b");
-      json.member("packing", names);
-    }
-    if (const auto taken = resources(*selection.plan, problem)) {
-      json.member("resources", resources_json(*taken));
+  json.member("plan", to_string(plan))
+      .member("kernel", plan.kernel->name)
+      .member("config", config_json(config))
+      .member("split_k", plan.split_k)
+      .member("predicted_us", plan.predicted_us)
+      .member("workspace_bytes", plan.workspace_bytes)
+      .member("tiles", tiles)
+      .member("ctas", tiles * plan.split_k)
+      .member("slots", int64_t{device.sm_count} * config.ctas_per_sm);
+  if (plan.packing.any()) {
+    json.member("packing", packing_json(plan.packing, swapped))
+        .member("packing_us", packing_us(problem, plan.packing, device));
+  }
+  return json;
+}
+
+// {"problem", "key", "m", "n", "k", "batch", "plan", "predicted_us", "workspace_bytes", "packing",
+// "resources", "tuned", "aten", "can_use_aten", "error", "candidates": [candidate_json or
+// {"plan", "reason"}]}; members that do not apply are left out. `swapped`: the problem's operands
+// are not in the order of the op's. `resources`: whether the current device may be asked.
+Json selection_json(const Problem& problem, bool swapped, const Device& device,
+                    std::string_view force, bool ask_resources) {
+  std::vector<Candidate> candidates;
+  const Choice choice = force.empty()
+                            ? choose(problem, device, &candidates)
+                            : Choice{.selection = select(problem, device, force, &candidates)};
+  const std::optional<Plan>& plan = choice.selection.plan;
+  Json json = Json::object();
+  json.member("problem", to_string(problem))
+      .member("key", problem_key(problem))
+      .member("m", problem.m)
+      .member("n", problem.n)
+      .member("k", problem.k)
+      .member("batch", problem.batch_count());
+  if (plan) {
+    json.member("plan", to_string(*plan))
+        .member("predicted_us", plan->predicted_us)
+        .member("workspace_bytes", plan->workspace_bytes);
+    if (plan->packing.any()) json.member("packing", packing_json(plan->packing, swapped));
+    if (ask_resources) {
+      if (const auto taken = resources(*plan, problem)) {
+        json.member("resources", resources_json(*taken));
+      }
     }
   } else {
-    json.member("error", selection.error);
+    json.member("error", choice.selection.error);
   }
+  if (choice.tuned) json.member("tuned", true);
+  if (choice.aten) json.member("aten", true);
+  if (aten_computes(problem)) json.member("can_use_aten", true);
   Json list = Json::array();
   for (const Candidate& candidate : candidates) {
-    Json entry = Json::object();
-    entry.member("plan", to_string(candidate.plan));
     if (candidate.reason.empty()) {
-      entry.member("predicted_us", candidate.plan.predicted_us);
+      list.element(candidate_json(problem, swapped, device, candidate.plan));
     } else {
-      entry.member("reason", candidate.reason);
+      list.element(Json::object()
+                       .member("plan", to_string(candidate.plan))
+                       .member("reason", candidate.reason));
     }
-    list.element(entry);
   }
   return json.member("candidates", list);
 }
 
-std::string no_kernel_json() {
-  return Json::object()
-      .member("error", "no kernel multiplies operands of this dtype; ATen does")
-      .str();
-}
-
-// What selection_json says, and "copies".
-std::string plan_json(Request& request) {
-  const Checked checked = check_request(request);
-  if (checked.compute != Compute::kGemm) return no_kernel_json();
-  const Device& device = device_properties(request.a.device_index);
-  const CurrentDevice current(request.a.device_index);
-  bool copies = false;
-  const Lowered lowered = lower_for_plan(request, checked, &copies);
-  return selection_json(lowered.problem, lowered.swapped, device, request.force_kernel.view())
-      .member("copies", copies)
-      .str();
-}
-
-// {"plan", "copies", "whole", "gate", "up"}: the plan is that of one kernel for the whole or, as
-// "A + B", those of two, and left out where there is none; the last three are what selection_json
-// says of each.
-std::string linear_glu_plan_json(Request& request) {
-  const Checked checked = check_request(request);
-  if (checked.compute != Compute::kGemm) return no_kernel_json();
-  const Device& device = device_properties(request.a.device_index);
-  const CurrentDevice current(request.a.device_index);
-  bool copies = false;
-  const Lowered lowered = lower_for_plan(request, checked, &copies);
-  const GatedChoice choice = choose_gated(request, device, lowered);
+// {"plan", "tuned", "steps", "whole", "gate", "up"}: the plan is that of one kernel for the whole
+// or, as "A + B", those of two, and left out where there is none; "steps" names which of the last
+// three run, and those are what selection_json says of each. "whole" is left out where no kernel
+// could be asked.
+Json gated_json(const Request& request, const Lowered& lowered, const Device& device,
+                bool ask_resources) {
+  const std::string_view force = request.force_kernel.view();
+  const GatedChoice choice = choose_gated(request, lowered, [&](const Problem& problem) {
+    return force.empty() ? choose(problem, device)
+                         : Choice{.selection = select(problem, device, force)};
+  });
   Json json = Json::object();
+  Json steps = Json::array();
   if (choice.whole.plan) {
     json.member("plan", to_string(*choice.whole.plan));
+    steps.element("whole");
   } else if (choice.gate.plan && choice.up.plan) {
     json.member("plan", to_string(*choice.gate.plan) + " + " + to_string(*choice.up.plan));
+    steps.element("gate").element("up");
   }
-  const std::string_view force = request.force_kernel.view();
-  return json.member("copies", copies)
-      .member("whole", selection_json(lowered.problem, lowered.swapped, device, force))
-      .member("gate", selection_json(choice.steps.gate, lowered.swapped, device, force))
-      .member("up", selection_json(choice.steps.up, lowered.swapped, device, force))
-      .str();
+  json.member("steps", steps);
+  if (choice.tuned) json.member("tuned", true);
+  const auto described = [&](const Problem& problem) {
+    return selection_json(problem, lowered.swapped, device, force, ask_resources);
+  };
+  if (has_whole(lowered)) json.member("whole", described(lowered.problem));
+  return json.member("gate", described(choice.steps.gate)).member("up", described(choice.steps.up));
+}
+
+// What selection_json or, for linear_glu, gated_json says, and "copies".
+std::string plan_json(const PlanRequest& plan, const Checked& checked, const Device& device,
+                      bool ask_resources) {
+  const Request& request = plan.request;
+  bool copies = false;
+  const Lowered lowered = lower_for_plan(plan, checked, &copies);
+  if (!lowered.error.empty()) fail(std::string(request.name) + ": " + lowered.error);
+  Json json = lowered.problem.gated ? gated_json(request, lowered, device, ask_resources)
+                                    : selection_json(lowered.problem, lowered.swapped, device,
+                                                     request.force_kernel.view(), ask_resources);
+  return json.member("copies", copies).str();
+}
+
+std::string plan_json(PlanRequest plan) {
+  Request& request = plan.request;
+  const Checked checked = check_request(request);
+  if (checked.compute != Compute::kGemm) {
+    return Json::object()
+        .member("error", "no kernel multiplies operands of this dtype; ATen does")
+        .str();
+  }
+  if (plan.card.present()) return plan_json(plan, checked, read_card(plan.card.view()), false);
+  check(request.a.device_type == aoti_torch_device_type_cuda(), request.name, ": ", request.a.name,
+        " is on ", DeviceName{request.a.device_type, request.a.device_index},
+        "; without a card to plan for it has to be on CUDA");
+  const Device& device = device_properties(request.a.device_index);
+  const CurrentDevice current(request.a.device_index);
+  return plan_json(plan, checked, device, true);
 }
 
 StableIValue boxed(const std::string& text) { return torch::stable::detail::from(text); }
 
 void boxed_plan(StableIValue* stack, uint64_t, uint64_t) {
-  Request request = read_plan(stack);
-  stack[0] = boxed(plan_json(request));
+  stack[0] = boxed(plan_json(read_plan(stack)));
 }
 
 void boxed_linear_glu_plan(StableIValue* stack, uint64_t, uint64_t) {
-  Request request = read_linear_glu(stack, false);
-  stack[0] = boxed(linear_glu_plan_json(request));
+  stack[0] = boxed(plan_json(read_linear_glu_plan(stack)));
 }
 
 void boxed_kernels(StableIValue* stack, uint64_t, uint64_t) { stack[0] = boxed(kernels_json()); }
@@ -565,6 +667,16 @@ void boxed_set_fallback(StableIValue* stack, uint64_t, uint64_t) {
   set_fallback(policy.view());
 }
 
+void boxed_add_tuning(StableIValue* stack, uint64_t, uint64_t) {
+  const Text card(torch::stable::detail::to<StringHandle>(stack[0]));
+  const auto sm_count = static_cast<int>(torch::stable::detail::to<int64_t>(stack[1]));
+  const Text table(torch::stable::detail::to<StringHandle>(stack[2]));
+  const std::string error = add_tuning(card.view(), sm_count, table.view());
+  if (!error.empty()) fail("tgemm: " + error);
+}
+
+void boxed_clear_tuning(StableIValue*, uint64_t, uint64_t) { clear_tuning(); }
+
 // 0: no callback.
 void boxed_set_warning_callback(StableIValue* stack, uint64_t, uint64_t) {
   const auto address = torch::stable::detail::to<int64_t>(stack[0]);
@@ -574,11 +686,7 @@ void boxed_set_warning_callback(StableIValue* stack, uint64_t, uint64_t) {
 // Sparse and quantized tensors reach the same checks, which say that they are not supported.
 using CudaOps = BoxedOps<execute_cuda>;
 
-STABLE_TORCH_LIBRARY_IMPL(tgemm, CUDA, m) {
-  CudaOps::register_in(m);
-  m.impl("_plan", &boxed_plan);
-  m.impl("_linear_glu_plan", &boxed_linear_glu_plan);
-}
+STABLE_TORCH_LIBRARY_IMPL(tgemm, CUDA, m) { CudaOps::register_in(m); }
 STABLE_TORCH_LIBRARY_IMPL(tgemm, SparseCUDA, m) { CudaOps::register_in(m); }
 STABLE_TORCH_LIBRARY_IMPL(tgemm, SparseCsrCUDA, m) { CudaOps::register_in(m); }
 STABLE_TORCH_LIBRARY_IMPL(tgemm, QuantizedCUDA, m) { CudaOps::register_in(m); }
@@ -589,6 +697,10 @@ STABLE_TORCH_LIBRARY_IMPL(tgemm, CompositeExplicitAutograd, m) {
   m.impl("_reset_stats", &boxed_reset_stats);
   m.impl("_set_fallback", &boxed_set_fallback);
   m.impl("_set_warning_callback", &boxed_set_warning_callback);
+  m.impl("_plan", &boxed_plan);
+  m.impl("_linear_glu_plan", &boxed_linear_glu_plan);
+  m.impl("_add_tuning", &boxed_add_tuning);
+  m.impl("_clear_tuning", &boxed_clear_tuning);
 }
 
 }  // namespace
