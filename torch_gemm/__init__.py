@@ -20,6 +20,7 @@ from torch_gemm import (  # noqa: F401  (some register with torch)
     autograd,
     nn,
 )
+from torch_gemm.explaining import explain
 from torch_gemm.ops import addmm, linear, linear_glu, matmul
 from torch_gemm.overriding import override
 from torch_gemm.packaging import load_package
@@ -32,6 +33,7 @@ except importlib.metadata.PackageNotFoundError:  # imported from a source tree
 
 __all__ = [
     "addmm",
+    "explain",
     "inductor",
     "kernels",
     "linear",

@@ -127,6 +127,14 @@ Choice choose(const Problem& problem, const Device& device, std::vector<Candidat
     Selection measured = select(problem, device, way);
     choice.tuned = measured.plan.has_value();
     if (choice.tuned) choice.selection = std::move(measured);
+    // A way that is never chosen by itself, a kernel of the ladder for one, is a candidate here.
+    if (choice.tuned && report) {
+      const Plan& plan = *choice.selection.plan;
+      const auto same = [&](const Candidate& candidate) {
+        return candidate.reason.empty() && to_string(candidate.plan) == to_string(plan);
+      };
+      if (std::ranges::none_of(*report, same)) report->push_back({plan, {}});
+    }
   }
   return choice;
 }

@@ -609,6 +609,10 @@ Json gated_json(const Request& request, const Lowered& lowered, const Device& de
   return json.member("gate", described(choice.steps.gate)).member("up", described(choice.steps.up));
 }
 
+std::string no_plan_json(const char* reason) {
+  return Json::object().member("error", reason).str();
+}
+
 // What selection_json or, for linear_glu, gated_json says, and "copies".
 std::string plan_json(const PlanRequest& plan, const Checked& checked, const Device& device,
                       bool ask_resources) {
@@ -616,6 +620,7 @@ std::string plan_json(const PlanRequest& plan, const Checked& checked, const Dev
   bool copies = false;
   const Lowered lowered = lower_for_plan(plan, checked, &copies);
   if (!lowered.error.empty()) fail(std::string(request.name) + ": " + lowered.error);
+  if (lowered.problem.empty()) return no_plan_json("the result has no elements, so nothing runs");
   Json json = lowered.problem.gated ? gated_json(request, lowered, device, ask_resources)
                                     : selection_json(lowered.problem, lowered.swapped, device,
                                                      request.force_kernel.view(), ask_resources);
@@ -626,9 +631,7 @@ std::string plan_json(PlanRequest plan) {
   Request& request = plan.request;
   const Checked checked = check_request(request);
   if (checked.compute != Compute::kGemm) {
-    return Json::object()
-        .member("error", "no kernel multiplies operands of this dtype; ATen does")
-        .str();
+    return no_plan_json("no kernel multiplies operands of this dtype; ATen does");
   }
   if (plan.card.present()) return plan_json(plan, checked, read_card(plan.card.view()), false);
   check(request.a.device_type == aoti_torch_device_type_cuda(), request.name, ": ", request.a.name,

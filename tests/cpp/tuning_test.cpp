@@ -106,18 +106,24 @@ TEST_F(Tuning, ChoosesWhatWasMeasured) {
   const Problem problem = linear_problem(2048, 4096, 4096);
   const std::string predicted = chosen(problem);
   EXPECT_FALSE(choose(problem, h200()).tuned);
-  ASSERT_NE(predicted, "mma_sync:128x128,split_k=2");
+  ASSERT_NE(predicted, "mma_sync:128x128");
 
   const uint64_t before = tuning_version();
-  add(line("mma_sync:128x128,split_k=2", problem));
+  add(line("mma_sync:128x128", problem));
   EXPECT_NE(tuning_version(), before);
-  EXPECT_EQ(chosen(problem), "mma_sync:128x128,split_k=2");
+  EXPECT_EQ(chosen(problem), "mma_sync:128x128");
   EXPECT_TRUE(choose(problem, h200()).tuned);
   // All that could have been chosen is still reported.
   std::vector<Candidate> report, untuned;
   choose(problem, h200(), &report);
   select(problem, h200(), {}, &untuned);
   EXPECT_EQ(report.size(), untuned.size());
+
+  add(line("naive", problem));  // which is not chosen by itself
+  report.clear();
+  choose(problem, h200(), &report);
+  EXPECT_EQ(report.size(), untuned.size() + 1);
+  EXPECT_EQ(to_string(report.back().plan), chosen(problem));
 
   // Other problems and other cards go by prediction, with the same name too.
   const Problem other = linear_problem(2048, 4096, 4104);
