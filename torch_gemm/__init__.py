@@ -25,6 +25,7 @@ from torch_gemm.ops import addmm, linear, linear_glu, matmul
 from torch_gemm.overriding import override
 from torch_gemm.packaging import load_package
 from torch_gemm.replacement import replace, restore
+from torch_gemm.tracing import trace
 
 try:
     __version__ = importlib.metadata.version("torch_gemm")
@@ -47,6 +48,7 @@ __all__ = [
     "restore",
     "set_fallback",
     "stats",
+    "trace",
 ]
 
 

@@ -163,14 +163,8 @@ def overload(op: str) -> Any:
     return getattr(getattr(torch.ops.tgemm, name), which or "default")
 
 
-def op_name(function: Any) -> str | None:
-    """The reverse of `overload`: the name of an op that takes tensors; None for any other function."""
-    if getattr(function, "namespace", None) != "tgemm":
-        return None
-    name = function._schema.name.partition("::")[2]
-    if function._overloadname != "default":
-        name = f"{name}.{function._overloadname}"
-    return name if name in _library.TENSOR_OPS else None
+# The ops that take tensors, and what they are called in `Call.op`.
+OPS = {overload(op): op for op in _library.TENSOR_OPS}
 
 
 def _short(value: object) -> str:
