@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
+import os
 from typing import Any
 
 import torch
@@ -20,12 +21,10 @@ from torch_gemm import (  # noqa: F401  (some register with torch)
     autograd,
     nn,
 )
-from torch_gemm.explaining import explain
 from torch_gemm.ops import addmm, linear, linear_glu, matmul
 from torch_gemm.overriding import override
 from torch_gemm.packaging import load_package
 from torch_gemm.replacement import replace, restore
-from torch_gemm.tracing import trace
 
 try:
     __version__ = importlib.metadata.version("torch_gemm")
@@ -40,6 +39,7 @@ __all__ = [
     "linear",
     "linear_glu",
     "load_package",
+    "load_tuning",
     "matmul",
     "nn",
     "override",
@@ -49,13 +49,27 @@ __all__ = [
     "set_fallback",
     "stats",
     "trace",
+    "tune",
+    "unload_tuning",
 ]
+
+# What tools and Inductor take to import, nobody waits for who does not use them.
+_LAZY = {
+    "explain": "torch_gemm.explaining",
+    "load_tuning": "torch_gemm.tuning",
+    "trace": "torch_gemm.tracing",
+    "tune": "torch_gemm.tuning",
+    "unload_tuning": "torch_gemm.tuning",
+}
+if os.environ.get("TGEMM_TUNING"):
+    importlib.import_module("torch_gemm.tuning").load_from_environment()
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when it is first used, because it imports all of Inductor.
     if name == "inductor":
         return importlib.import_module("torch_gemm.inductor")
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'torch_gemm' has no attribute {name!r}")
 
 
