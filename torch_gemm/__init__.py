@@ -61,8 +61,6 @@ _LAZY = {
     "tune": "torch_gemm.tuning",
     "unload_tuning": "torch_gemm.tuning",
 }
-if os.environ.get("TGEMM_TUNING"):
-    importlib.import_module("torch_gemm.tuning").load_from_environment()
 
 
 def __getattr__(name: str) -> Any:
@@ -127,3 +125,7 @@ def set_fallback(policy: str) -> None:
     _fallbacks.policy = policy
     if _library.cuda_missing is None:
         torch.ops.tgemm._set_fallback(policy)
+
+
+if os.environ.get("TGEMM_TUNING"):
+    importlib.import_module("torch_gemm.tuning").load_from_environment()
