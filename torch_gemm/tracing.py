@@ -329,6 +329,7 @@ class _Events:
 
     def measured(self, call: TracedCall) -> TracedCall:
         """The call with its times; waits for its end."""
+        self.origin.synchronize()  # on another stream, perhaps
         self.end.synchronize()
         return dataclasses.replace(
             call,
