@@ -267,6 +267,18 @@ def test_an_h200_is_described_as_it_describes_itself():
     assert described.memory_bytes_per_us == pytest.approx(measured["memory_bytes_per_us"], rel=1e-3)
 
 
+def test_batches_that_no_gemm_can_address_are_copied():
+    a, b = torch.zeros(2, 3, 2, 3, 2, 3, 5, 7), torch.zeros(2, 3, 2, 3, 2, 3, 7, 4)
+    assert not explain(a, b).copies
+    strided = torch.zeros(3, 2, 3, 2, 3, 2, 2, 7, 5).permute(6, 0, 1, 2, 3, 4, 5, 8, 7)
+    found = explain(strided, torch.zeros(2, 1, 2, 1, 2, 1, 2, 7, 4))
+    assert found.copies
+    assert "operands or output that no GEMM can address" in str(found)
+    out = torch.zeros(6, 8)[::2, ::2]
+    call = Call.of("matmul.out", (torch.zeros(3, 5), torch.zeros(5, 4)), {"out": out})
+    assert call.plan(DESCRIBED["h200"])["copies"]
+
+
 def test_calls_with_an_out_and_with_a_pre_activation():
     x, weight = torch.zeros(6, 8), torch.zeros(4, 8)
     out = torch.zeros(4, 6).t()

@@ -61,7 +61,7 @@ STABLE_TORCH_LIBRARY(tgemm, m) {
   // How act(alpha * (a @ b) + bias) + beta * residual would run. linear(input, weight) is a =
   // input, b = weight.T. `preact`: as the op that also returns act's argument; `out`: whose layout
   // counts. Tensors may be on any device, those without data included. `card` describes the GPU, in
-  // the form of cuda.cpp's read_card(); without it, the operands' own is meant.
+  // the form of introspection.cpp's read_card(); without it, the operands' own is meant.
   m.def(
       "_plan(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, *, "
       "str? activation=None, ScalarType? out_dtype=None, str? precision=None, "
