@@ -279,6 +279,24 @@ def test_batches_that_no_gemm_can_address_are_copied():
     assert call.plan(DESCRIBED["h200"])["copies"]
 
 
+@pytest.mark.parametrize(
+    ("codes", "runs"),
+    [
+        (["sm_90", "sm_90a"], ["h200", "h100"]),
+        (["sm_80"], ["a100", "rtx3090", "l4", "rtx4090"]),
+        (["sm_75", "compute_90"], ["t4", "h200", "h100", "b200", "rtx5090"]),
+        (["compute_90a"], ["h200", "h100"]),
+        ([], []),
+    ],
+)
+def test_what_a_build_has_code_for(monkeypatch, codes, runs):
+    monkeypatch.setattr(cards, "build_record", lambda: {"architectures": {"simt": codes}})
+    for name in ("h200", "h100", "a100", "rtx3090", "l4", "rtx4090", "b200", "rtx5090", "t4"):
+        found = explain("64x64x64", gpu=name)
+        assert found.built == (name in runs), name
+        assert ("could not run there" in str(found)) != found.built
+
+
 def test_calls_with_an_out_and_with_a_pre_activation():
     x, weight = torch.zeros(6, 8), torch.zeros(4, 8)
     out = torch.zeros(4, 6).t()

@@ -87,6 +87,18 @@ def test_compiled_functions_stay_compiled_and_are_seen():
     assert seen(t) == ["linear"]
 
 
+def test_a_block_in_a_compiled_function_is_left_to_python():
+    x, w, _ = operands()
+
+    def function(x):
+        with torch_gemm.trace() as t:
+            return torch_gemm.linear(x.sin(), w), t
+
+    result, t = torch.compile(function, backend="eager")(x)
+    assert seen(t) == ["linear"]
+    assert torch.equal(result, torch_gemm.linear(x.sin(), w))
+
+
 def test_equal_calls_are_one_row():
     x, w, b = operands()
     with torch_gemm.trace() as t:

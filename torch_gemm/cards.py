@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from torch_gemm import _library
+from torch_gemm._digest import build_record
 from torch_gemm.peak import peaks
 
 # Share of the theoretical memory bandwidth that a kernel reading a large array reaches; as in
@@ -116,6 +117,29 @@ def present(index: int) -> Card:
     """
     found = json.loads(torch.ops.tgemm._device(index))
     return Card(**{field.name: found[field.name] for field in dataclasses.fields(Card)})
+
+
+def is_built_for(card: Card) -> bool:
+    """Whether the CUDA library has code that the card can run, in whichever kernel family."""
+    families = (build_record() or {}).get("architectures", {})
+    return any(
+        _runs(code, card.compute_capability) for codes in families.values() for code in codes
+    )
+
+
+def _runs(code: str, capability: int) -> bool:
+    """Whether code for "sm_90", "sm_90a" or "compute_90" (PTX) runs on a card.
+
+    CUDA C++ Programming Guide, "Application Compatibility": machine code within one generation, PTX on
+    every later card, and what has a suffix on that card alone.
+    """
+    kind, _, target = code.partition("_")
+    number = int(target.rstrip("af"))
+    if target[-1].isalpha():
+        return number == capability
+    if kind == "compute":
+        return number <= capability
+    return number <= capability and number // 10 == capability // 10
 
 
 def default() -> Card | None:

@@ -80,7 +80,8 @@ class trace:  # noqa: N801  (used like a function)
     """Records every call of the ops in a block: ``with torch_gemm.trace() as t: model(x)``.
 
     Seen are the ops themselves, their `out` forms, and what `replace`, `override` and autograd make of
-    them; inside a function that torch.compile has compiled, the calls that its code makes. Not seen are
+    them; inside a function that torch.compile has compiled, the calls that its code makes (open the block
+    around such a function, since inside it breaks the graph). Not seen are
     replays of CUDA graphs (the capture is), packages that run outside Python, and other threads, unless
     they enter the same object. Blocks may be nested, each records; an object may be entered again and
     goes on. Outside a block nothing is recorded and calls cost what they always do.
@@ -142,7 +143,7 @@ class trace:  # noqa: N801  (used like a function)
             for index, (call, events) in enumerate(self._recorded):
                 if events is not None:
                     self._recorded[index] = (events.measured(call), None)
-            return [call for call, _ in self._recorded]
+            return sorted((call for call, _ in self._recorded), key=lambda call: call.host_start_us)
 
     def rows(self) -> list[TracedRow]:
         """One row for all calls that are computed alike, in the order of their first."""
@@ -281,6 +282,13 @@ class trace:  # noqa: N801  (used like a function)
 
     def _range(self, call: Call) -> contextlib.AbstractContextManager[Any]:
         return torch.cuda.nvtx.range(str(call)) if self._nvtx else contextlib.nullcontext()
+
+
+# As in overriding.py: without importing all of dynamo.
+trace.__enter__._torchdynamo_disable = True  # type: ignore[attr-defined]
+trace.__enter__._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    "torch.compile cannot trace torch_gemm.trace(): open the block around the compiled function"
+)
 
 
 class _Recorder(TorchDispatchMode):

@@ -163,6 +163,7 @@ class Explanation:
     copies: bool = False  # whether inputs or the output are copied because no GEMM can address them
     aten: bool = False  # a tuning file leaves it to ATen
     only_forced: tuple[str, ...] = ()  # kernels that run only when `force_kernel` names them
+    built: bool = True  # whether this build of the library has code for such a card
     error: str | None = None  # why no kernel runs
 
     @property
@@ -227,6 +228,7 @@ class Explanation:
             "aten": self.aten,
             "error": self.error,
             "only_forced": list(self.only_forced),
+            "built": self.built,
             "steps": [step.to_dict() for step in self.steps],
             "considered": [step.to_dict() for step in self.considered],
         }
@@ -458,6 +460,7 @@ def _explanation(call: Call, result: Operand, card: Card, plan: Mapping[str, Any
         "card": card,
         "roofline": _roofline(call, result, card),
         "only_forced": only_forced,
+        "built": cards.is_built_for(card),
     }
     if "candidates" not in plan and "steps" not in plan:  # nothing for these kernels to do
         return Explanation(**common, steps=(), error=plan["error"])

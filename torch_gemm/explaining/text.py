@@ -73,7 +73,10 @@ def tables_of(explanation: Explanation) -> list[RenderableType]:
 
 def summary(explanation: Explanation) -> list[tuple[str, str]]:
     """(label, value) of what matters most."""
-    rows = [("call", explanation.call), ("GPU", explanation.card.name)]
+    gpu = explanation.card.name
+    if not explanation.built:
+        gpu += " (this build of torch_gemm was made for other cards, and could not run there)"
+    rows = [("call", explanation.call), ("GPU", gpu)]
     steps = explanation.steps or explanation.considered
     rows += [(_label("problem", step), step.problem) for step in steps]
     if explanation.error is not None:

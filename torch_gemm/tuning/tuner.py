@@ -142,7 +142,8 @@ def tune(
     The model runs once; then each problem is measured by itself on random operands: the candidates with
     the best predictions as CUDA graphs over inputs beyond L2, in turn, medians (`torch_gemm.measure`).
     The file is written after every problem, so that a run that ends early, or a second model, goes on
-    where it ended. `load_tuning` uses it. While tuning, files that are loaded are not in use.
+    where it ended. `load_tuning` uses it. While tuning, files that are loaded are not in use, and `stats`
+    counts what is measured.
 
     Args:
         model: a module or function that calls the ops: after `replace`, say, or in a block of
@@ -175,7 +176,13 @@ def tune(
     if aten and _fallbacks.policy == "error":
         raise ValueError('tune: aten=True, but the fallback policy "error" leaves nothing to ATen')
     with _untuned():
-        rows = [row for row in _rows_of(model, inputs) if row.device.startswith("cuda")]
+        # Of several GPUs, those that are like the current one, on which is measured.
+        rows = [
+            row
+            for row in _rows_of(model, inputs)
+            if row.device.startswith("cuda")
+            and (row.explanation is None or row.explanation.card == card)
+        ]
         if not rows:
             raise ValueError(
                 "tune: the model calls no op of torch_gemm on the GPU: torch_gemm.replace(model) makes "
