@@ -265,6 +265,8 @@ def test_nvtx_ranges(monkeypatch):
 def test_unknown_gpu():
     with pytest.raises(ValueError, match="there is no described GPU 'h300'"):
         torch_gemm.trace(gpu="h300")
+    with pytest.raises(TypeError, match="gpu must be a name or a Card, and is a int"):
+        torch_gemm.trace(gpu=3)
 
 
 def test_no_library_to_predict_with(monkeypatch):

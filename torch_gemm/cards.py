@@ -105,6 +105,20 @@ def described(name: str) -> Card:
     raise ValueError(f"there is no described GPU {name!r}; those are {', '.join(DESCRIBED)}")
 
 
+def named(gpu: object) -> Card:
+    """What a caller means by `gpu`: a Card, or the name of a described one.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: the name is unknown.
+    """
+    if isinstance(gpu, Card):
+        return gpu
+    if not isinstance(gpu, str):
+        raise TypeError(f"gpu must be a name or a Card, and is a {type(gpu).__name__}")
+    return described(gpu)
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 

@@ -95,7 +95,7 @@ class trace:  # noqa: N801  (used like a function)
         nvtx: whether to open an NVTX range around each call. None: if a profiler is attached.
 
     Raises:
-        ValueError: the GPU is unknown.
+        TypeError, ValueError: the GPU is unknown.
         RuntimeError: a GPU is named, but the CUDA library, which knows the kernels, is not loaded.
     """
 
@@ -104,7 +104,7 @@ class trace:  # noqa: N801  (used like a function)
     ) -> None:
         if gpu is not None and _library.cuda_missing is not None:
             raise RuntimeError(_library.cuda_missing)
-        self._card = cards.described(gpu) if isinstance(gpu, str) else gpu
+        self._card = None if gpu is None else cards.named(gpu)
         self._events = events
         self._nvtx = any(map(os.environ.get, _PROFILERS)) if nvtx is None else nvtx
         self._lock = threading.Lock()

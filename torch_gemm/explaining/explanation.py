@@ -409,12 +409,8 @@ def _arguments(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> d
 
 def _card_for(gpu: str | Card | None, tensors: Mapping[str, Tensor]) -> tuple[Card, bool]:
     """The card, and whether it is the one that the operands are on."""
-    if isinstance(gpu, Card):
-        return gpu, False
-    if isinstance(gpu, str):
-        return cards.described(gpu), False
     if gpu is not None:
-        raise TypeError(f"explain: gpu must be a name or a Card, and is a {type(gpu).__name__}")
+        return cards.named(gpu), False
     first = next(iter(tensors.values()))
     if first.is_cuda and torch.cuda.is_available():
         real = all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors.values())

@@ -160,7 +160,7 @@ def load_tuning(path: str | os.PathLike[str]) -> Tuning:
     Holds for the process, all of its threads, and everything that goes through the ops from then on;
     CUDA graphs keep the kernels that they captured. A second file adds to the first, and of two that
     know a problem the later one counts. `unload_tuning` undoes all. The environment variable
-    TGEMM_TUNING names a file to load when torch_gemm is imported.
+    TGEMM_TUNING names a file to load when torch_gemm is imported; a process without Python loads none.
 
     Args:
         path: the file.
