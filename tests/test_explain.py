@@ -213,6 +213,17 @@ def test_strides_and_addresses_count():
         assert Operand.of(shifted).meta().storage_offset() == offset % 8
         key = explain(shifted, aligned.t()).steps[0].key
         assert (f"a bfloat16 128,1 @{alignment};" in key) == (alignment < 16)
+        # What is measured in its place lies in the same way.
+        assert Operand.of(Operand.of(shifted).random("cpu")) == Operand.of(shifted)
+    for strange in (
+        aligned.t(),
+        aligned[:, ::3],
+        aligned[:0],
+        aligned[0, 0],
+        aligned[:1].expand(7, 128),
+    ):
+        assert Operand.of(Operand.of(strange).random("cpu")) == Operand.of(strange)
+        assert Operand.of(Operand.of(strange).meta()) == Operand.of(strange)
     expanded = torch.zeros(1, 128, dtype=BF16).expand(64, 128)
     assert Operand.of(expanded).bytes == 256
     assert "a bfloat16 0,1" in explain(expanded, aligned.t()).steps[0].key

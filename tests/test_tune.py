@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import torch_gemm
-from torch_gemm import _library, cards, tuning
+from torch_gemm import _library, cards, measure, tuning
 from torch_gemm.__main__ import main
 from torch_gemm.cards import DESCRIBED
 from torch_gemm.tuning import files, tuner
@@ -202,6 +202,52 @@ def test_what_does_not_run_is_left_out(tmp_path):
     report = tune(rows, tmp_path / "b.json", fails)
     assert report.skipped == ((str(rows[0].call), "CUDA out of memory."),)
     assert files.read(tmp_path / "b.json").problems == ()
+
+
+def test_the_measurement_itself(monkeypatch):
+    """On the CPU, where every way is ATen's: that each choice is told to the ops and timed."""
+    x, w = torch.randn(16, 32, dtype=BF16), torch.randn(8, 32, dtype=BF16)
+    bias = torch.zeros(9, dtype=BF16)[1:]
+    with torch_gemm.trace(gpu="h200") as t:
+        torch_gemm.linear(x, w, bias, activation="gelu")
+        torch_gemm.linear(x, w, out=torch.zeros(8, 16, dtype=BF16).t())
+        torch_gemm.linear_glu(x, w, w)
+        torch_gemm.addmm(bias, x, w.t(), beta=0.5)
+    told = []
+    monkeypatch.setattr(torch.ops.tgemm, "_add_tuning", lambda *arguments: told.append(arguments))
+    monkeypatch.setattr(measure, "TURN_MS", 0.01)
+    for row in t.rows():
+        told.clear()
+        choices = tuner.choices_of(row.explanation, aten=False, limit=3)
+        times = tuner.measure_choices(row.call, choices, H200, 2, measure.CpuRunner())
+        assert [len(rounds) for rounds in times] == [2] * (len(choices) + 1)
+        assert all(us > 0.0 for rounds in times for us in rounds)
+        expected = [
+            ("NVIDIA H200", 132, "".join(f"{way}\t{key}\n" for key, way in choice.ways))
+            for choice in (choices[0], *choices)
+        ]
+        assert told == expected
+
+
+def test_a_choice_that_fails_and_a_problem_that_does_not_fit(monkeypatch):
+    row = some_calls(gated=False)[0]
+    choices = tuner.choices_of(row.explanation, aten=False, limit=3)
+    monkeypatch.setattr(measure, "TURN_MS", 0.01)
+
+    class Runner(measure.CpuRunner):
+        captured = 0
+
+        def capture(self, work):
+            self.captured += 1
+            if self.captured == 3:
+                raise RuntimeError("this kernel cannot")
+            return super().capture(lambda: [])
+
+    times = tuner.measure_choices(row.call, choices, H200, 1, Runner())
+    assert [rounds is None for rounds in times] == [False, False, True, False]
+    monkeypatch.setattr(Runner, "free_bytes", lambda self: 1000)
+    with pytest.raises(RuntimeError, match=r"it takes 0\.0 GiB to measure, more than is free"):
+        tuner.measure_choices(row.call, choices, H200, 1, Runner())
 
 
 # --- The file, and going on
@@ -556,7 +602,7 @@ def on_an_h200(monkeypatch):
 
     monkeypatch.setattr(tuner, "_rows_of", rows)
     monkeypatch.setattr(
-        tuner, "measure_choices", lambda call, choices, card, rounds: predicted_times(call, choices)
+        tuner, "measure_choices", lambda call, choices, *others: predicted_times(call, choices)
     )
 
 

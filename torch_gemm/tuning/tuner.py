@@ -175,6 +175,7 @@ def tune(
     card, previous = check(path, time_budget, rounds, candidates)
     if aten and _fallbacks.policy == "error":
         raise ValueError('tune: aten=True, but the fallback policy "error" leaves nothing to ATen')
+    runner = measure.CudaRunner()
     with _untuned():
         # Of several GPUs, those that are like the current one, on which is measured.
         rows = [
@@ -192,7 +193,7 @@ def tune(
             rows,
             card,
             path,
-            lambda call, choices: measure_choices(call, choices, card, rounds),
+            lambda call, choices: measure_choices(call, choices, card, rounds, runner),
             previous=previous,
             time_budget=time_budget,
             aten=aten,
@@ -349,15 +350,14 @@ def _judged(job: _Job, times: Sequence[list[float] | None]) -> TunedProblem:
 
 
 def measure_choices(
-    call: Call, choices: Sequence[Choice], card: Card, rounds: int
+    call: Call, choices: Sequence[Choice], card: Card, rounds: int, runner: measure.Runner
 ) -> list[list[float] | None]:
-    """Times the choices on this machine's GPU (`Measure`).
+    """Times the choices (`Measure`), on the GPU that `card` describes.
 
     Raises:
         RuntimeError: the operands do not fit in memory.
     """
-    torch.cuda.empty_cache()
-    runner = measure.CudaRunner()
+    torch.cuda.empty_cache()  # does nothing before CUDA is initialised
     result = 0 if "out" in dict(call.operands) else call.result().bytes
     sets = measure.input_sets(call.bytes, runner.l2_bytes())
     # Every graph keeps its results; workspaces come and go.
