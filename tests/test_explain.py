@@ -108,7 +108,13 @@ def test_split_k_counts_its_ctas():
         "64x64x65536", dtype="fp16", layout="nt", force_kernel="mma_sync:64x64,split_k=16"
     )
     assert (found.chosen.tiles, found.chosen.split_k, found.chosen.ctas) == (1, 16, 16)
-    assert found.chosen.workspace_bytes == 4 * 16 * 64 * 64
+    chosen = found.chosen
+    assert chosen.workspace_bytes == 4 * 16 * 64 * 64
+    # Written and read at one and a half times the memory's rate, in L2.
+    traffic_us = 2 * chosen.workspace_bytes / (1.5 * found.card.memory_bytes_per_us)
+    assert chosen.partial_sums_us == pytest.approx(traffic_us)
+    assert chosen.kernel_us + chosen.partial_sums_us == pytest.approx(chosen.predicted_us)
+    assert "of partial sums" in str(found)
 
 
 def test_epilogue_and_options_reach_the_problem():

@@ -15,6 +15,7 @@
 #include "gemm/packing.hpp"
 #include "gemm/plan.hpp"
 #include "gemm/tuning.hpp"
+#include "kernels/cost_model.hpp"
 #include "ops/arguments.hpp"
 #include "ops/device_properties.hpp"
 #include "ops/gemm_call.hpp"
@@ -145,7 +146,8 @@ Json packing_json(Packing packing, bool swapped) {
   return names;
 }
 
-// A candidate that can run: what it takes, and how its tiles fill the card.
+// A candidate that can run: what it takes, how its tiles fill the card, and what of its predicted
+// time is not the GEMM's own: copying operands, writing and reading partial sums.
 Json candidate_json(const Problem& problem, bool swapped, const Device& device, const Plan& plan) {
   const TileConfig& config = *plan.config;
   const auto tiles_of = [](int64_t size, int tile) { return (size + tile - 1) / tile; };
@@ -165,6 +167,9 @@ Json candidate_json(const Problem& problem, bool swapped, const Device& device, 
   if (plan.packing.any()) {
     json.member("packing", packing_json(plan.packing, swapped))
         .member("packing_us", packing_us(problem, plan.packing, device));
+  }
+  if (plan.split_k > config.max_cluster_split) {
+    json.member("partial_sums_us", partial_sums_us(problem, device, plan.split_k));
   }
   return json;
 }

@@ -38,8 +38,9 @@ class Candidate:
 
     plan: str  # "sm90:128x256,split_k=2": what `force_kernel` takes
     reason: str | None = None  # why it cannot run, as the end of a sentence; the rest is unset then
-    predicted_us: float | None = None  # without launch overhead, packing included
-    packing_us: float = 0.0
+    predicted_us: float | None = None  # without launch overhead; the two terms below are included
+    packing_us: float = 0.0  # copying operands
+    partial_sums_us: float = 0.0  # split-K's traffic through the workspace
     packing: tuple[str, ...] = ()  # the operands, "a" or "b", that are copied before it runs
     workspace_bytes: int = 0
     split_k: int = 1
@@ -47,6 +48,13 @@ class Candidate:
     tiles: int = 0  # of the output
     ctas: int = 0  # tiles times split_k
     slots: int = 0  # CTAs that the card holds at once
+
+    @property
+    def kernel_us(self) -> float | None:
+        """The rest of the predicted time: the GEMM's own."""
+        if self.predicted_us is None:
+            return None
+        return self.predicted_us - self.packing_us - self.partial_sums_us
 
     @property
     def waves(self) -> float:
@@ -177,6 +185,7 @@ class Explanation:
                 plan=f"{first.plan} + {other.plan}",
                 predicted_us=first.predicted_us + other.predicted_us,
                 packing_us=first.packing_us + other.packing_us,
+                partial_sums_us=first.partial_sums_us + other.partial_sums_us,
                 packing=first.packing + other.packing,
                 # One after the other, in memory of their own.
                 workspace_bytes=max(first.workspace_bytes, other.workspace_bytes),
@@ -504,6 +513,7 @@ def _candidate(entry: Mapping[str, Any]) -> Candidate:
         plan=entry["plan"],
         predicted_us=entry["predicted_us"],
         packing_us=entry.get("packing_us", 0.0),
+        partial_sums_us=entry.get("partial_sums_us", 0.0),
         packing=tuple(entry.get("packing", ())),
         workspace_bytes=entry["workspace_bytes"],
         split_k=entry["split_k"],

@@ -133,9 +133,10 @@ def _step_rows(step: Step) -> list[tuple[str, str]]:
 def _predicted(explanation: Explanation) -> str:
     chosen = explanation.chosen
     text = us_text(chosen.predicted_us)
-    if chosen.packing_us:
-        kernel = chosen.predicted_us - chosen.packing_us
-        text += f" = {us_text(kernel)} + {us_text(chosen.packing_us)} of packing"
+    terms = {"packing": chosen.packing_us, "partial sums": chosen.partial_sums_us}
+    others = [f"{us_text(us)} of {name}" for name, us in terms.items() if us]
+    if others:
+        text += f" = {' + '.join([us_text(chosen.kernel_us), *others])}"
     text += f", {explanation.tflops:.4g} TFLOP/s"
     if explanation.share_of_peak is not None:
         text += f", {explanation.share_of_peak:.0%} of peak"
