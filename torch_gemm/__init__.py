@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
+import os
 from typing import Any
 
 import torch
@@ -32,11 +33,13 @@ except importlib.metadata.PackageNotFoundError:  # imported from a source tree
 
 __all__ = [
     "addmm",
+    "explain",
     "inductor",
     "kernels",
     "linear",
     "linear_glu",
     "load_package",
+    "load_tuning",
     "matmul",
     "nn",
     "override",
@@ -45,13 +48,26 @@ __all__ = [
     "restore",
     "set_fallback",
     "stats",
+    "trace",
+    "tune",
+    "unload_tuning",
 ]
+
+# What tools and Inductor take to import, nobody waits for who does not use them.
+_LAZY = {
+    "explain": "torch_gemm.explaining",
+    "load_tuning": "torch_gemm.tuning",
+    "trace": "torch_gemm.tracing",
+    "tune": "torch_gemm.tuning",
+    "unload_tuning": "torch_gemm.tuning",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when it is first used, because it imports all of Inductor.
     if name == "inductor":
         return importlib.import_module("torch_gemm.inductor")
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'torch_gemm' has no attribute {name!r}")
 
 
@@ -74,7 +90,8 @@ def stats() -> dict[str, dict[str, int]]:
 
     Returns:
         {"kernels": {"mma_sync:128x256": 12, ...}, "fallbacks": {"matmul: float64": 1,
-        "override mm: int64 operands": 2, ...}}. On the CPU every op is computed by ATen, which counts
+        "override mm: int64 operands": 2, "linear: measured to be faster": 3 (by a tuning file), ...}}.
+        On the CPU every op is computed by ATen, which counts
         neither as a kernel nor as a fallback.
     """
     counted: dict[str, dict[str, int]] = {"kernels": {}, "fallbacks": {}}
@@ -109,3 +126,7 @@ def set_fallback(policy: str) -> None:
     _fallbacks.policy = policy
     if _library.cuda_missing is None:
         torch.ops.tgemm._set_fallback(policy)
+
+
+if os.environ.get("TGEMM_TUNING"):
+    importlib.import_module("torch_gemm.tuning").load_from_environment()

@@ -6,12 +6,18 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from torch_gemm import demo, info, ladder
+from torch_gemm import demo, explaining, info, ladder, tuning
 from torch_gemm.console import CommandError
 
 # A command is a module: its docstring's first line is the help text, add_arguments(parser) declares
 # its options, run(arguments) does the work and raises CommandError to fail.
-COMMANDS = {"demo": demo, "info": info, "ladder": ladder}
+COMMANDS = {
+    "demo": demo,
+    "explain": explaining,
+    "info": info,
+    "ladder": ladder,
+    "tune": tuning,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

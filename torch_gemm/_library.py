@@ -35,6 +35,10 @@ _CUDA_ONLY_OPS = (
     "_reset_stats",
     "_set_fallback",
     "_set_warning_callback",
+    "_plan",
+    "_linear_glu_plan",
+    "_add_tuning",
+    "_clear_tuning",
 )
 
 # The libraries that were loaded, by file name.
@@ -101,7 +105,7 @@ def _explain_missing_cuda(reason: str) -> None:
     def unavailable(*args: object, **kwargs: object) -> NoReturn:
         raise RuntimeError(reason)
 
-    for op in (*TENSOR_OPS, "_plan", "_linear_glu_plan"):
+    for op in TENSOR_OPS:
         registrations.impl(op, unavailable, "CUDA")
     for op in _CUDA_ONLY_OPS:
         registrations.impl(op, unavailable, "CompositeExplicitAutograd")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,14 +58,27 @@ def write_output(path: Path, content: bytes) -> None:
     Raises:
         CommandError: it cannot be written; what was there before still is.
     """
+    try:
+        write_file(path, content)
+    except OSError as error:
+        raise CommandError(str(error)) from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """The same for functions that a program calls.
+
+    Raises:
+        OSError: with one sentence.
+    """
     unfinished = _beside(path)
     try:
         unfinished.write_bytes(content)
         unfinished.replace(path.resolve())
     except OSError as error:
-        raise CommandError(f"{path} cannot be written: {error.strerror}") from error
+        raise OSError(f"{path} cannot be written: {error.strerror}") from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where the folder is none, nothing was written
+            unfinished.unlink(missing_ok=True)
 
 
 def _beside(path: Path) -> Path:

@@ -66,9 +66,9 @@ class override(contextlib.ContextDecorator):  # noqa: N801  (used like a functio
     def __enter__(self) -> override:
         with contextlib.ExitStack() as stack:
             # A second mode would find nothing left to do.
-            if not any(isinstance(mode, _Products) for mode in _active_modes()):
+            if not any(isinstance(mode, Products) for mode in _active_modes()):
                 stack.enter_context(_NoFastPath())
-                stack.enter_context(_Products())
+                stack.enter_context(Products())
             _open_blocks().append(stack.pop_all())
         return self
 
@@ -111,7 +111,7 @@ class _NoFastPath(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Products(_python_dispatch.TorchDispatchMode):
+class Products(_python_dispatch.TorchDispatchMode):
     """Sends ATen's products to tgemm."""
 
     def __torch_dispatch__(

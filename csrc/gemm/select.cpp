@@ -5,6 +5,7 @@
 
 #include "gemm/packing.hpp"
 #include "gemm/plan.hpp"
+#include "gemm/tuning.hpp"
 
 namespace tgemm {
 namespace {
@@ -73,6 +74,28 @@ std::string names(std::span<const KernelEntry> table) {
   return text;
 }
 
+// Empty if the table has the row and the configuration that `force` names.
+std::string unknown_name(const Force& force) {
+  const auto table = kernel_table();
+  const auto row = std::ranges::find(table, force.kernel, &KernelEntry::name);
+  if (row == table.end()) {
+    return "there is no kernel named \"" + std::string(force.kernel) + "\"; the kernels are " +
+           names(table);
+  }
+  if (force.config.empty() ||
+      std::ranges::find(row->configs, force.config, &TileConfig::name) != row->configs.end()) {
+    return {};
+  }
+  std::string sentence = std::string(force.kernel) + " has no configuration \"" +
+                         std::string(force.config) + "\"; it has";
+  const char* separator = " ";
+  for (const TileConfig& config : row->configs) {
+    sentence += separator + std::string(config.name);
+    separator = ", ";
+  }
+  return sentence;
+}
+
 // Why a row of the table cannot run the problem in any configuration, or null.
 const char* row_rejects(const KernelEntry& entry, const Problem& problem, bool forced,
                         int64_t packed_bytes) {
@@ -95,27 +118,27 @@ std::string to_string(const Plan& plan) {
   return text;
 }
 
+std::string unknown_plan(std::string_view text) {
+  const Force force = parse_force(text);
+  return force.error.empty() ? unknown_name(force) : force.error;
+}
+
 Selection select(const Problem& problem, const Device& device, std::string_view force_text,
                  std::vector<Candidate>* report) {
   Selection selection;
   Force force;
   if (!force_text.empty()) {
     force = parse_force(force_text);
-    if (!force.error.empty()) {
-      selection.error = force.error;
-      return selection;
-    }
+    selection.error = force.error.empty() ? unknown_name(force) : force.error;
+    if (!selection.error.empty()) return selection;
   }
 
-  const KernelEntry* named = nullptr;  // the forced row, if its name exists
-  bool config_exists = false;
   const char* last_reason = nullptr;  // why a forced or the last automatic candidate was dropped
   std::optional<Plan> best;
 
   for (const KernelEntry& entry : kernel_table()) {
     const bool forced = !force.kernel.empty();
     if (forced ? entry.name != force.kernel : !entry.automatic) continue;
-    if (forced) named = &entry;
     const Packing packing = entry.packs ? entry.packs(problem) : Packing{};
     const int64_t packed_bytes = packed_offsets(problem, packing).end;
     const Problem seen = packed(problem, packing);  // by the kernel
@@ -123,7 +146,6 @@ Selection select(const Problem& problem, const Device& device, std::string_view 
     const char* row_reason = row_rejects(entry, problem, forced, packed_bytes);
     for (const TileConfig& config : entry.configs) {
       if (!force.config.empty() && config.name != force.config) continue;
-      config_exists = true;
       const char* reason = row_reason ? row_reason : entry.rejects(seen, device, config);
       if (!reason && entry.packs && !packing.any()) reason = "it has no operand to pack";
       // The sums of two weights have to meet before anything is added to either.
@@ -175,18 +197,7 @@ Selection select(const Problem& problem, const Device& device, std::string_view 
     selection.plan = best;
     return selection;
   }
-  if (!force.kernel.empty() && !named) {
-    selection.error = "there is no kernel named \"" + std::string(force.kernel) +
-                      "\"; the kernels are " + names(kernel_table());
-  } else if (!force.kernel.empty() && !config_exists) {
-    selection.error = std::string(force.kernel) + " has no configuration \"" +
-                      std::string(force.config) + "\"; it has";
-    const char* separator = " ";
-    for (const TileConfig& config : named->configs) {
-      selection.error += separator + std::string(config.name);
-      separator = ", ";
-    }
-  } else if (!force.kernel.empty()) {
+  if (!force.kernel.empty()) {
     selection.error =
         std::string(force_text) + " cannot run " + to_string(problem) + ": " + last_reason;
   } else {

@@ -468,8 +468,9 @@ Request read_addmm(StableIValue* stack, bool with_out) {
   return request;
 }
 
-Request read_plan(StableIValue* stack) {
-  Request request;
+PlanRequest read_plan(StableIValue* stack) {
+  PlanRequest plan;
+  Request& request = plan.request;
   request.op = Op::kMatmul;
   request.name = "tgemm._plan";
   request.a = named("a", stack[0]);
@@ -480,7 +481,22 @@ Request read_plan(StableIValue* stack) {
   request.out_dtype = dtype_or_none(stack[5]);
   request.precision = text(stack[6]);
   request.force_kernel = text(stack[7]);
-  return request;
+  request.beta = to<double>(stack[8]);
+  request.alpha = to<double>(stack[9]);
+  request.static_weight = to<bool>(stack[10]);
+  request.preact = to<bool>(stack[11]);
+  plan.out = named_optional("out", stack[12]).tensor;
+  plan.card = text(stack[13]);
+  return plan;
+}
+
+PlanRequest read_linear_glu_plan(StableIValue* stack) {
+  PlanRequest plan;
+  plan.request = read_linear_glu(stack, false);
+  plan.request.preact = to<bool>(stack[10]);
+  plan.out = named_optional("out", stack[11]).tensor;
+  plan.card = text(stack[12]);
+  return plan;
 }
 
 }  // namespace tgemm

@@ -117,7 +117,15 @@ Request read_linear_preact(StableIValue* stack);
 Request read_linear_glu(StableIValue* stack, bool with_out);
 Request read_linear_glu_preact(StableIValue* stack);
 Request read_addmm(StableIValue* stack, bool with_out);
-Request read_plan(StableIValue* stack);
+
+// What the ops that plan have beside a Request.
+struct PlanRequest {
+  Request request;
+  Tensor out;  // absent: as the op would allocate it
+  Text card;
+};
+PlanRequest read_plan(StableIValue* stack);
+PlanRequest read_linear_glu_plan(StableIValue* stack);
 
 // Boxed kernels of all ops over one implementation, `void execute(Request&, Results&)`.
 template <void (*execute)(Request&, Results&)>

@@ -97,6 +97,18 @@ Tensor multiply(const Request& request, const Checked& checked, const Tensor& a,
 
 }  // namespace
 
+Tensor product_with_aten(const Request& request) {
+  if (request.op != Op::kLinear) {
+    return contiguous(
+        DispatcherCall("aten::matmul").add(request.a.tensor).add(request.b.tensor).call());
+  }
+  return contiguous(DispatcherCall("aten::linear")
+                        .add(request.a.tensor)
+                        .add(request.b.tensor)
+                        .add_optional(request.bias.tensor)
+                        .call());
+}
+
 void compute_with_aten(const Request& request, const Checked& checked, Results& results) {
   const int32_t compute_dtype =
       checked.compute == Compute::kGemm ? aoti_torch_dtype_float32() : request.a.dtype;

@@ -9,4 +9,8 @@ namespace tgemm {
 // they are. Fills the results with contiguous tensors, or writes request.out.
 void compute_with_aten(const Request& request, const Checked& checked, Results& results);
 
+// input @ weight.T + bias or a @ b as torch itself computes it, in the operands' dtype; contiguous.
+// For requests that ask for no more (aten_computes() in gemm/tuning.hpp).
+Tensor product_with_aten(const Request& request);
+
 }  // namespace tgemm

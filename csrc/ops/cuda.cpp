@@ -1,31 +1,25 @@
 // The ops on CUDA: check, lower to one GEMM, select a kernel, allocate through torch, launch.
 #include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
-#include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "gemm/lowering.hpp"
 #include "gemm/plan.hpp"
+#include "gemm/tuning.hpp"
 #include "ops/arguments.hpp"
 #include "ops/aten.hpp"
 #include "ops/device_properties.hpp"
-#include "ops/json.hpp"
+#include "ops/gemm_call.hpp"
 #include "ops/plan_cache.hpp"
 #include "ops/stats.hpp"
 
 namespace tgemm {
 namespace {
-
-using torch::stable::accelerator::DeviceGuard;
 
 // --- Warnings
 
@@ -83,95 +77,6 @@ void fall_back(const Request& request, const Checked& checked, Results& results)
 
 // --- From tensors to a launch
 
-TensorView view_of(const Argument& argument) {
-  return {argument.sizes, argument.strides, kernel_dtype(argument.dtype),
-          reinterpret_cast<uintptr_t>(argument.tensor.data())};
-}
-
-TensorView view_of(const Tensor& tensor) {
-  return {tensor.sizes(), tensor.strides(), kernel_dtype(tensor.dtype()),
-          reinterpret_cast<uintptr_t>(tensor.mutable_data())};
-}
-
-// The sizes and strides of weight.T.
-class TransposedWeight {
- public:
-  // `weight` comes with its own.
-  void transpose(TensorView& weight) {
-    values_ = {weight.sizes[1], weight.sizes[0], weight.strides[1], weight.strides[0]};
-    weight.sizes = std::span(values_).first(2);
-    weight.strides = std::span(values_).last(2);
-  }
-
- private:
-  std::array<int64_t, 4> values_;
-};
-using TransposedWeights = std::array<TransposedWeight, 2>;
-
-// The inputs of the request as lower() wants them; `out` is left to the caller. `transposed` keeps
-// what is said of weight.T alive.
-LoweringRequest lowering_of(const Request& request, const Checked& checked,
-                            TransposedWeights& transposed) {
-  LoweringRequest lowering;
-  lowering.a = view_of(request.a);
-  lowering.b = view_of(request.b);
-  if (request.op == Op::kLinear || request.op == Op::kLinearGlu) {
-    transposed[0].transpose(lowering.b);
-  }
-  if (request.up) {
-    lowering.up = view_of(request.up);
-    transposed[1].transpose(*lowering.up);
-  }
-  if (request.up_bias) lowering.up_bias = view_of(request.up_bias);
-  if (request.bias) lowering.bias = view_of(request.bias);
-  // With beta = 0 the residual is never read.
-  if (request.residual && static_cast<float>(request.beta) != 0.0f) {
-    lowering.residual = view_of(request.residual);
-  }
-  lowering.precision = checked.precision;
-  lowering.activation = checked.activation;
-  lowering.alpha = static_cast<float>(request.alpha);
-  lowering.beta = static_cast<float>(request.beta);
-  lowering.static_weight = request.static_weight;
-  return lowering;
-}
-
-Tensor expanded_copy(const Tensor& tensor, std::span<const int64_t> sizes) {
-  const Tensor expanded =
-      DispatcherCall("aten::expand").add(tensor).add_sizes(sizes).add_bool(false).call();
-  return DispatcherCall("aten::contiguous")
-      .add(expanded)
-      .add_int(aoti_torch_memory_format_contiguous_format())
-      .call();
-}
-
-// Batch dimensions that no GEMM can address as they are (more of them than a Problem holds): every
-// batched input becomes a contiguous copy with the output's batch.
-struct BatchCopies {
-  Tensor a, b, residual;
-
-  BatchCopies(const Request& request, const Checked& checked, LoweringRequest& lowering) {
-    const size_t matrix_dims =
-        (request.a.sizes.size() > 1 ? 1 : 0) + (request.b.sizes.size() > 1 ? 1 : 0);
-    const std::span<const int64_t> out(checked.out_sizes);
-    const std::span<const int64_t> batch = out.first(out.size() - matrix_dims);
-    const auto copy_operand = [&](const Argument& operand, TensorView& view) {
-      if (operand.sizes.size() <= 2) return Tensor();
-      std::vector<int64_t> sizes(batch.begin(), batch.end());
-      sizes.insert(sizes.end(), operand.sizes.end() - 2, operand.sizes.end());
-      Tensor copy = expanded_copy(operand.tensor, sizes);
-      view = view_of(copy);
-      return copy;
-    };
-    a = copy_operand(request.a, lowering.a);
-    b = copy_operand(request.b, lowering.b);
-    if (lowering.residual) {
-      residual = expanded_copy(request.residual.tensor, out);
-      lowering.residual = view_of(residual);
-    }
-  }
-};
-
 // Module loading and attribute calls that come with a kernel's first launch are legal while this
 // thread captures a CUDA graph in the strictest mode.
 class RelaxedCapture {
@@ -185,10 +90,10 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-Selection select_for(const Request& request, const Device& device, const Problem& problem) {
+Choice choose_for(const Request& request, const Device& device, const Problem& problem) {
   const std::string_view force = request.force_kernel.view();
-  return force.empty() ? select_cached(problem, device, request.a.device_index)
-                       : select(problem, device, force);
+  return force.empty() ? choose_cached(problem, device, request.a.device_index)
+                       : Choice{.selection = select(problem, device, force)};
 }
 
 const Plan& plan_of(const Request& request, const Selection& selection) {
@@ -216,35 +121,11 @@ void run_plan(const Request& request, const Plan& plan, const Problem& problem, 
   count_launch(plan);
 }
 
-// How a gated product is computed.
-struct GatedChoice {
-  Selection whole;  // has a plan if one kernel computes all of it
-  GatedSteps steps;
-  Selection gate, up;  // otherwise
-};
-
-// One kernel if it is named, or predicted to take no longer than two.
-GatedChoice choose_gated(const Request& request, const Device& device, const Lowered& lowered) {
-  const Problem& problem = lowered.problem;
-  GatedChoice choice;
-  choice.steps = split_gated(lowered);
-  choice.gate = select_for(request, device, choice.steps.gate);
-  choice.up = select_for(request, device, choice.steps.up);
-  // A kernel with two weights has one A, writes one output, and is not asked to add up nothing.
-  if (lowered.swapped || problem.epilogue.has_preact || problem.k == 0) return choice;
-  choice.whole = select_for(request, device, problem);
-  const bool compare = !request.force_kernel.present() && choice.gate.plan && choice.up.plan;
-  if (choice.whole.plan && compare &&
-      choice.whole.plan->predicted_us >
-          choice.gate.plan->predicted_us + choice.up.plan->predicted_us) {
-    choice.whole.plan.reset();
-  }
-  return choice;
-}
-
 void run_gated(const Request& request, const Device& device, const Lowered& lowered,
                const Operands& operands, void* up_preact) {
-  const GatedChoice choice = choose_gated(request, device, lowered);
+  const GatedChoice choice = choose_gated(request, lowered, [&](const Problem& problem) {
+    return choose_for(request, device, problem);
+  });
   if (choice.whole.plan) {
     run_plan(request, *choice.whole.plan, lowered.problem, operands);
     return;
@@ -269,8 +150,17 @@ void run_gated(const Request& request, const Device& device, const Lowered& lowe
   run_plan(request, up_plan, choice.steps.up, up);
 }
 
+// Whether the request is left to ATen because that was measured to be faster. Not where an op
+// writes into a given tensor, which ATen would copy to, and not if nothing may be left to ATen.
+bool left_to_aten(const Request& request, const Choice& choice) {
+  if (!choice.aten || request.out || fallback_policy == FallbackPolicy::kError) return false;
+  std::string what = request.name + sizeof("tgemm.") - 1;
+  count_fallback(what.append(": measured to be faster"));
+  return true;
+}
+
 void run(const Request& request, const Device& device, const LoweringRequest& lowering,
-         const Lowered& lowered, const Results& results) {
+         const Lowered& lowered, Results& results) {
   if (lowered.problem.empty() && !request.force_kernel.present()) return;
   const auto pointer = [](const TensorView& view) { return reinterpret_cast<void*>(view.address); };
   Operands operands;
@@ -286,23 +176,14 @@ void run(const Request& request, const Device& device, const LoweringRequest& lo
     void* const up_preact = results.up_preact ? results.up_preact.mutable_data() : nullptr;
     run_gated(request, device, lowered, operands, up_preact);
   } else {
-    const Selection selection = select_for(request, device, lowered.problem);
-    run_plan(request, plan_of(request, selection), lowered.problem, operands);
+    const Choice choice = choose_for(request, device, lowered.problem);
+    if (left_to_aten(request, choice)) {
+      results.out = product_with_aten(request);
+      return;
+    }
+    run_plan(request, plan_of(request, choice.selection), lowered.problem, operands);
   }
 }
-
-// Makes `index` the current device for as long as it lives, at no cost where it already is.
-class CurrentDevice {
- public:
-  explicit CurrentDevice(int32_t index) {
-    int32_t current = -1;
-    check_torch(aoti_torch_get_current_device_index(&current), "name the current device");
-    if (current != index) guard_.emplace(index);
-  }
-
- private:
-  std::optional<DeviceGuard> guard_;
-};
 
 void execute_cuda(Request& request, Results& results) {
   const Checked checked = check_request(request);
@@ -357,208 +238,7 @@ void execute_cuda(Request& request, Results& results) {
   }
 }
 
-// --- Introspection
-
-Json config_json(const TileConfig& config) {
-  return Json::object()
-      .member("name", config.name)
-      .member("block_m", config.block_m)
-      .member("block_n", config.block_n)
-      .member("block_k", config.block_k)
-      .member("threads", config.threads)
-      .member("stages", config.stages)
-      .member("shared_memory_bytes", config.shared_memory_bytes);
-}
-
-std::string kernels_json() {
-  Json kernels = Json::array();
-  for (const KernelEntry& entry : kernel_table()) {
-    Json configs = Json::array();
-    for (const TileConfig& config : entry.configs) configs.element(config_json(config));
-    kernels.element(Json::object()
-                        .member("name", entry.name)
-                        .member("description", entry.description)
-                        .member("automatic", entry.automatic)
-                        .member("splits_k", entry.splits_k)
-                        .member("configs", configs));
-  }
-  return kernels.str();
-}
-
-// A family belongs to a device if some configuration of it runs an ordinary GEMM there.
-bool runs_on(const KernelEntry& entry, const Device& device) {
-  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
-    Problem problem;
-    problem.m = problem.n = problem.k = 1024;
-    problem.a = {.dtype = dtype, .row_stride = 1024, .col_stride = 1};
-    problem.b = {.dtype = dtype, .row_stride = 1, .col_stride = 1024};
-    problem.out = {.dtype = dtype, .row_stride = 1024, .col_stride = 1};
-    for (const TileConfig& config : entry.configs) {
-      if (entry.rejects(problem, device, config) == nullptr) return true;
-    }
-  }
-  return false;
-}
-
-std::string device_json(int index) {
-  const Device& device = device_properties(index);
-  Json families = Json::array();
-  for (const KernelEntry& entry : kernel_table()) {
-    if (runs_on(entry, device)) families.element(entry.name);
-  }
-  return Json::object()
-      .member("name", device.name)
-      .member("compute_capability", device.compute_capability)
-      .member("sm_count", device.sm_count)
-      .member("max_shared_memory_per_block", device.max_shared_memory_per_block)
-      .member("max_shared_memory_per_sm", device.max_shared_memory_per_sm)
-      .member("l2_bytes", device.l2_bytes)
-      .member("clock_ghz", device.clock_ghz)
-      .member("memory_bytes_per_us", device.memory_bytes_per_us)
-      .member("kernels", families)
-      .str();
-}
-
-Json resources_json(const Resources& resources) {
-  return Json::object()
-      .member("registers", resources.registers)
-      .member("threads", resources.threads)
-      .member("static_shared_bytes", resources.static_shared_bytes)
-      .member("dynamic_shared_bytes", resources.dynamic_shared_bytes)
-      .member("local_bytes", resources.local_bytes)
-      .member("ctas_per_sm", resources.ctas_per_sm)
-      .member("occupancy", resources.occupancy);
-}
-
-// The request as an op without `out` would lower it. `copies`: whether inputs had to be copied.
-Lowered lower_for_plan(const Request& request, const Checked& checked, bool* copies) {
-  TransposedWeights transposed;
-  LoweringRequest lowering = lowering_of(request, checked, transposed);
-  // The output that an op would allocate; only its strides matter.
-  std::vector<int64_t> strides(checked.out_sizes.size());
-  int64_t stride = 1;
-  for (size_t i = strides.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(checked.out_sizes[i], 1);
-  }
-  lowering.out = {checked.out_sizes, strides, kernel_dtype(checked.out_dtype), 0};
-  Lowered lowered = lower(lowering);
-  *copies = !lowered.error.empty();
-  if (*copies) {
-    const BatchCopies batch(request, checked, lowering);
-    lowered = lower(lowering);
-  }
-  return lowered;
-}
-
-// {"problem", "plan", "predicted_us", "workspace_bytes", "packing", "resources", "error",
-// "candidates": [{"plan", "predicted_us"} or {"plan", "reason"}]}; members that do not apply are
-// left out. `swapped`: the problem's operands are not in the order of the op's.
-Json selection_json(const Problem& problem, bool swapped, const Device& device,
-                    std::string_view force) {
-  std::vector<Candidate> candidates;
-  const Selection selection = select(problem, device, force, &candidates);
-  Json json = Json::object();
-  json.member("problem", to_string(problem));
-  if (selection.plan) {
-    json.member("plan", to_string(*selection.plan))
-        .member("predicted_us", selection.plan->predicted_us)
-        .member("workspace_bytes", selection.plan->workspace_bytes);
-    if (const Packing packing = selection.plan->packing; packing.any()) {
-      // The problem's operands: of a column-major out, those of its transpose.
-      Json names = Json::array();
-      if (packing.a) names.element(swapped ? "b" : "a");
-      if (packing.b) names.element(swapped ? "a" : "b");
-      json.member("packing", names);
-    }
-    if (const auto taken = resources(*selection.plan, problem)) {
-      json.member("resources", resources_json(*taken));
-    }
-  } else {
-    json.member("error", selection.error);
-  }
-  Json list = Json::array();
-  for (const Candidate& candidate : candidates) {
-    Json entry = Json::object();
-    entry.member("plan", to_string(candidate.plan));
-    if (candidate.reason.empty()) {
-      entry.member("predicted_us", candidate.plan.predicted_us);
-    } else {
-      entry.member("reason", candidate.reason);
-    }
-    list.element(entry);
-  }
-  return json.member("candidates", list);
-}
-
-std::string no_kernel_json() {
-  return Json::object()
-      .member("error", "no kernel multiplies operands of this dtype; ATen does")
-      .str();
-}
-
-// What selection_json says, and "copies".
-std::string plan_json(Request& request) {
-  const Checked checked = check_request(request);
-  if (checked.compute != Compute::kGemm) return no_kernel_json();
-  const Device& device = device_properties(request.a.device_index);
-  const CurrentDevice current(request.a.device_index);
-  bool copies = false;
-  const Lowered lowered = lower_for_plan(request, checked, &copies);
-  return selection_json(lowered.problem, lowered.swapped, device, request.force_kernel.view())
-      .member("copies", copies)
-      .str();
-}
-
-// {"plan", "copies", "whole", "gate", "up"}: the plan is that of one kernel for the whole or, as
-// "A + B", those of two, and left out where there is none; the last three are what selection_json
-// says of each.
-std::string linear_glu_plan_json(Request& request) {
-  const Checked checked = check_request(request);
-  if (checked.compute != Compute::kGemm) return no_kernel_json();
-  const Device& device = device_properties(request.a.device_index);
-  const CurrentDevice current(request.a.device_index);
-  bool copies = false;
-  const Lowered lowered = lower_for_plan(request, checked, &copies);
-  const GatedChoice choice = choose_gated(request, device, lowered);
-  Json json = Json::object();
-  if (choice.whole.plan) {
-    json.member("plan", to_string(*choice.whole.plan));
-  } else if (choice.gate.plan && choice.up.plan) {
-    json.member("plan", to_string(*choice.gate.plan) + " + " + to_string(*choice.up.plan));
-  }
-  const std::string_view force = request.force_kernel.view();
-  return json.member("copies", copies)
-      .member("whole", selection_json(lowered.problem, lowered.swapped, device, force))
-      .member("gate", selection_json(choice.steps.gate, lowered.swapped, device, force))
-      .member("up", selection_json(choice.steps.up, lowered.swapped, device, force))
-      .str();
-}
-
-StableIValue boxed(const std::string& text) { return torch::stable::detail::from(text); }
-
-void boxed_plan(StableIValue* stack, uint64_t, uint64_t) {
-  Request request = read_plan(stack);
-  stack[0] = boxed(plan_json(request));
-}
-
-void boxed_linear_glu_plan(StableIValue* stack, uint64_t, uint64_t) {
-  Request request = read_linear_glu(stack, false);
-  stack[0] = boxed(linear_glu_plan_json(request));
-}
-
-void boxed_kernels(StableIValue* stack, uint64_t, uint64_t) { stack[0] = boxed(kernels_json()); }
-
-void boxed_device(StableIValue* stack, uint64_t, uint64_t) {
-  const auto index = torch::stable::detail::to<int64_t>(stack[0]);
-  check(index >= 0 && index <= std::numeric_limits<int>::max(), "tgemm: no CUDA device has index ",
-        index);
-  stack[0] = boxed(device_json(static_cast<int>(index)));
-}
-
-void boxed_stats(StableIValue* stack, uint64_t, uint64_t) { stack[0] = boxed(stats_json()); }
-
-void boxed_reset_stats(StableIValue*, uint64_t, uint64_t) { reset_stats(); }
+// --- Registration
 
 void boxed_set_fallback(StableIValue* stack, uint64_t, uint64_t) {
   const Text policy(torch::stable::detail::to<StringHandle>(stack[0]));
@@ -574,19 +254,11 @@ void boxed_set_warning_callback(StableIValue* stack, uint64_t, uint64_t) {
 // Sparse and quantized tensors reach the same checks, which say that they are not supported.
 using CudaOps = BoxedOps<execute_cuda>;
 
-STABLE_TORCH_LIBRARY_IMPL(tgemm, CUDA, m) {
-  CudaOps::register_in(m);
-  m.impl("_plan", &boxed_plan);
-  m.impl("_linear_glu_plan", &boxed_linear_glu_plan);
-}
+STABLE_TORCH_LIBRARY_IMPL(tgemm, CUDA, m) { CudaOps::register_in(m); }
 STABLE_TORCH_LIBRARY_IMPL(tgemm, SparseCUDA, m) { CudaOps::register_in(m); }
 STABLE_TORCH_LIBRARY_IMPL(tgemm, SparseCsrCUDA, m) { CudaOps::register_in(m); }
 STABLE_TORCH_LIBRARY_IMPL(tgemm, QuantizedCUDA, m) { CudaOps::register_in(m); }
 STABLE_TORCH_LIBRARY_IMPL(tgemm, CompositeExplicitAutograd, m) {
-  m.impl("_kernels", &boxed_kernels);
-  m.impl("_device", &boxed_device);
-  m.impl("_stats", &boxed_stats);
-  m.impl("_reset_stats", &boxed_reset_stats);
   m.impl("_set_fallback", &boxed_set_fallback);
   m.impl("_set_warning_callback", &boxed_set_warning_callback);
 }

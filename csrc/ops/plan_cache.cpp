@@ -13,7 +13,12 @@ constexpr size_t kSlots = 128;
 struct Slot {
   int device_index = -1;
   Problem problem;
-  Selection selection;  // "no kernel can" included
+  Choice choice;  // "no kernel can" included
+};
+
+struct Cache {
+  uint64_t tuning = 0;  // the table's version that the choices follow
+  std::array<Slot, kSlots> slots;
 };
 
 // Of what usually differs between the problems of one model; equality decides.
@@ -35,14 +40,18 @@ size_t slot_of(const Problem& problem) {
 
 }  // namespace
 
-Selection select_cached(const Problem& problem, const Device& device, int device_index) {
-  thread_local std::unique_ptr<std::array<Slot, kSlots>> slots;
-  if (!slots) slots = std::make_unique<std::array<Slot, kSlots>>();
-  Slot& slot = (*slots)[slot_of(problem)];
-  if (slot.device_index != device_index || slot.problem != problem) {
-    slot = {device_index, problem, select(problem, device)};
+Choice choose_cached(const Problem& problem, const Device& device, int device_index) {
+  thread_local std::unique_ptr<Cache> cache;
+  const uint64_t tuning = tuning_version();
+  if (!cache || cache->tuning != tuning) {
+    cache = std::make_unique<Cache>();
+    cache->tuning = tuning;
   }
-  return slot.selection;
+  Slot& slot = cache->slots[slot_of(problem)];
+  if (slot.device_index != device_index || slot.problem != problem) {
+    slot = {device_index, problem, choose(problem, device)};
+  }
+  return slot.choice;
 }
 
 }  // namespace tgemm

@@ -4,10 +4,12 @@
 
 #include "gemm/plan.hpp"
 #include "gemm/problem.hpp"
+#include "gemm/tuning.hpp"
 
 namespace tgemm {
 
-// select(problem, device) for the device with this index, remembered per thread.
-Selection select_cached(const Problem& problem, const Device& device, int device_index);
+// choose(problem, device) for the device with this index, remembered per thread until the tuning
+// table changes.
+Choice choose_cached(const Problem& problem, const Device& device, int device_index);
 
 }  // namespace tgemm

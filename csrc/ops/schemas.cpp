@@ -58,15 +58,22 @@ STABLE_TORCH_LIBRARY(tgemm, m) {
   m.def("_set_fallback(str policy) -> ()");
   // The address of cuda.cpp's WarningCallback, or 0.
   m.def("_set_warning_callback(int address) -> ()");
-  // How act(a @ b + bias) + residual would run. linear(input, weight) is a = input, b = weight.T.
+  // How act(alpha * (a @ b) + bias) + beta * residual would run. linear(input, weight) is a =
+  // input, b = weight.T. `preact`: as the op that also returns act's argument; `out`: whose layout
+  // counts. Tensors may be on any device, those without data included. `card` describes the GPU, in
+  // the form of introspection.cpp's read_card(); without it, the operands' own is meant.
   m.def(
       "_plan(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, *, "
       "str? activation=None, ScalarType? out_dtype=None, str? precision=None, "
-      "str? force_kernel=None) -> str");
+      "str? force_kernel=None, float beta=1, float alpha=1, bool static_weight=False, "
+      "bool preact=False, Tensor? out=None, str? card=None) -> str");
   // The same of linear_glu.
   m.def(
       "_linear_glu_plan(Tensor input, Tensor gate_weight, Tensor up_weight, "
       "Tensor? gate_bias=None, Tensor? up_bias=None, *, str activation=\"silu\", "
       "ScalarType? out_dtype=None, str? precision=None, bool static_weight=False, "
-      "str? force_kernel=None) -> str");
+      "str? force_kernel=None, bool preact=False, Tensor? out=None, str? card=None) -> str");
+  // What was measured on one card, as lines "WAY\\tKEY" (csrc/gemm/tuning.hpp).
+  m.def("_add_tuning(str card, int sm_count, str table) -> ()");
+  m.def("_clear_tuning() -> ()");
 }
