@@ -110,14 +110,14 @@ def side_by_side(result: Result) -> str:
 def table_of(rows: Sequence[dict[str, Any]]) -> str:
     """One line a shape: torch, its rivals, tgemm's own choice and what it chose, and what that gains.
 
-    Layouts, epilogues and rivals have columns where there are any. With rivals, the gain is over the best
+    Layouts, epilogues, odd placements and rivals have columns where there are any. With rivals, the gain is over the best
     of them and torch.
     """
-    shapes = [shape_of(row) for row in rows]
+    shapes, plain = [shape_of(row) for row in rows], Shape(1, 1, 1, "")
     columns = ["dtype"] + [
         name
-        for name in ("layout", "epilogue")
-        if any(getattr(shape, name) != getattr(Shape, name) for shape in shapes)
+        for name in ("layout", "epilogue", "placement")
+        if any(getattr(shape, name) != getattr(plain, name) for shape in shapes)
     ]
     others = ["torch"] + [
         name for name in AGAINST.values() if any(name in row["contenders"] for row in rows)
@@ -127,13 +127,18 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
         f"| M x N x K | {' | '.join([*columns, *others])} | tgemm | kernel | speed-up |",
         f"|---|{'---|' * len(columns)}{'---:|' * len(others)}---:|---|---:|",
         (
-            f"| {shape.m} x {shape.n} x {shape.k} "
+            f"| {_sizes(shape)} "
             f"| {' | '.join(getattr(shape, name) or '-' for name in columns)} "
             f"| {' | '.join(_time(row['contenders'].get(name)) for name in [*others, 'tgemm'])} "
             f"| `{row['chosen']}` | {row[gain]:.2f} |"
             for row, shape in zip(rows, shapes, strict=True)
         ),
     )
+
+
+def _sizes(shape: Shape) -> str:
+    sizes = f"{shape.m} x {shape.n} x {shape.k}"
+    return sizes if shape.batch == 1 else f"{shape.batch} x ({sizes})"
 
 
 def fused(result: Result) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
-DTYPES = ("fp16", "bf16", "fp32", "tf32")
+DTYPES = ("fp16", "bf16", "fp32", "tf32", "3xtf32")
 EPILOGUES = ("", "bias", "gelu", "silu", "residual", "swiglu")
 LAYOUTS = ("nt", "nn", "tn", "tt")
 # What tgemm can be measured against besides torch as it is.
@@ -15,14 +16,17 @@ AGAINST = {"lt": LT, "compile": COMPILED}
 
 @dataclass(frozen=True)
 class Shape:
-    """``x (M, K) @ weight (N, K).T``, and what follows it.
+    """``x (M, K) @ weight (N, K).T``, and what follows it; `batch` of them at once if it is more than 1.
 
-    `dtype` is one of DTYPES; "tf32" is FP32 operands with TF32 allowed, for torch and for tgemm.
+    `dtype` is one of DTYPES; "tf32" is FP32 operands with TF32 allowed, for torch and for tgemm, "3xtf32"
+    FP32 operands that tgemm multiplies with this precision and torch in true FP32.
     `force` are kernels to measure besides the automatic choice.
     `epilogue` is one of EPILOGUES: "gelu" adds a bias first, "swiglu" multiplies by a packed weight (2N, K)
     and gives ``silu(gate) * up``.
     `layout` is one of LAYOUTS, a letter each for x and for weight.T: "n" lies row-major in memory, "t" is
     the transpose of what does. "nt" is the layout of nn.Linear.
+    `offset` is where x and weight begin in their storage, and `padding` what lies between two of their rows
+    (columns, where they are transposes), in elements.
     """
 
     m: int
@@ -32,11 +36,23 @@ class Shape:
     force: tuple[str, ...] = ()
     epilogue: str = ""
     layout: str = "nt"
+    batch: int = 1
+    offset: int = 0
+    padding: int = 0
 
     def __str__(self) -> str:
+        sizes = f"{self.m}x{self.n}x{self.k}"
+        if self.batch > 1:
+            sizes = f"{self.batch}x({sizes})"
         layout = "" if self.layout == "nt" else self.layout
-        words = (f"{self.m}x{self.n}x{self.k}", self.dtype, layout, self.epilogue)
+        words = (sizes, self.dtype, layout, self.epilogue, self.placement)
         return " ".join(word for word in words if word)
+
+    @property
+    def placement(self) -> str:
+        """How x and weight lie in memory, if not from the start of their storage and without gaps."""
+        words = (f"offset {self.offset}", self.offset), (f"stride+{self.padding}", self.padding)
+        return " ".join(word for word, elements in words if elements)
 
     @property
     def weight_rows(self) -> int:
@@ -46,7 +62,7 @@ class Shape:
     @property
     def flops(self) -> float:
         """Multiplications and additions of the product."""
-        return 2.0 * self.m * self.weight_rows * self.k
+        return 2.0 * self.batch * self.m * self.weight_rows * self.k
 
     @property
     def bytes(self) -> int:
@@ -57,7 +73,7 @@ class Shape:
             elements += self.n
         if self.epilogue == "residual":
             elements += self.m * self.n
-        return size * elements
+        return size * self.batch * elements
 
 
 LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # N and K
@@ -122,6 +138,60 @@ SUITES: dict[str, tuple[Shape, ...]] = {
         Shape(1021, 2039, 4093, "bf16"),
         Shape(1024, 4097, 4096, "bf16", layout="nn"),
     ),
+    # Few tiles and a long K, which only its division keeps the SMs busy with.
+    "large_k": tuple(
+        Shape(m, n, k, "bf16")
+        for m, n, k in (
+            (64, 64, 65536),
+            (128, 512, 32768),
+            (256, 256, 16384),
+            (768, 768, 50257),
+        )
+    ),
+    # Sizes, strides and offsets that are no multiple of 16 bytes, each after its aligned neighbour.
+    "odd": (
+        Shape(1024, 4096, 4096, "bf16"),
+        Shape(1024, 4096, 4095, "bf16"),
+        Shape(1024, 4096, 4096, "bf16", offset=1),
+        Shape(1024, 4096, 4096, "bf16", padding=1),
+        Shape(1024, 4104, 4096, "bf16"),
+        Shape(1024, 4097, 4096, "bf16"),
+        Shape(512, 50264, 768, "bf16"),  # GPT-2's head
+        Shape(512, 50257, 768, "bf16"),
+        Shape(64, 51872, 1280, "bf16"),  # Whisper's
+        Shape(64, 51865, 1280, "bf16"),
+        Shape(1024, 2040, 4096, "bf16"),
+        Shape(1021, 2039, 4093, "bf16"),
+        *(
+            Shape(m, n, k, "bf16")
+            for m in (1, 16)
+            for n, k in ((4096, 4096), (4096, 4095), (4097, 4096))
+        ),
+    ),
+    # torch.bmm, both operands row-major, and as in attention: queries by keys, scores by values.
+    "batch": (
+        Shape(128, 128, 64, "bf16", layout="nn", batch=32),
+        Shape(64, 64, 64, "bf16", layout="nn", batch=512),
+        Shape(512, 512, 64, "bf16", layout="nn", batch=128),
+        Shape(512, 512, 64, "bf16", layout="nt", batch=128),
+        Shape(512, 64, 512, "bf16", layout="nn", batch=128),
+        Shape(1, 4096, 4096, "bf16", layout="nn", batch=16),
+        Shape(1, 4096, 4096, "bf16", layout="nt", batch=16),
+        Shape(1024, 1024, 1024, "bf16", layout="nn", batch=64),
+        Shape(32, 32, 32, "bf16", layout="nn", batch=1024),
+        Shape(8, 8, 8, "bf16", layout="nn", batch=70000),
+    ),
+    # FP32 beside SGEMM: true FP32 on CUDA cores, and as exact on Tensor Cores.
+    "fp32": tuple(
+        Shape(m, n, k, dtype)
+        for dtype in ("fp32", "3xtf32")
+        for m, n, k in (
+            (1024, 1024, 1024),
+            (2048, 4096, 4096),
+            (4096, 4096, 4096),
+            (1021, 2039, 4093),
+        )
+    ),
 }
 
 
@@ -132,15 +202,15 @@ def shape_of(row: dict[str, Any]) -> Shape:
 
 
 def parse_shape(text: str, dtype: str) -> Shape:
-    """The shape that a text like "4096x6144x4096" (MxNxK) names.
+    """The shape that a text like "4096x6144x4096" (MxNxK) or "32x(128x128x64)" (32 of them) names.
 
     Raises:
         ValueError: if the text is of another form or a size is not positive.
     """
-    try:
-        m, n, k = (int(size) for size in text.split("x"))
-    except ValueError:
-        raise ValueError(f"{text!r} is not a shape like 4096x6144x4096 (MxNxK)") from None
-    if min(m, n, k) < 1:
+    found = re.fullmatch(r"(?:(\d+)x\()?(\d+)x(\d+)x(\d+)(?(1)\))", text, re.ASCII)
+    if found is None:
+        raise ValueError(f"{text!r} is not a shape like 4096x6144x4096 (MxNxK)")
+    batch, m, n, k = (int(size or 1) for size in found.groups())
+    if min(batch, m, n, k) < 1:
         raise ValueError(f"{text!r} has a size below 1")
-    return Shape(m, n, k, dtype)
+    return Shape(m, n, k, dtype, batch=batch)

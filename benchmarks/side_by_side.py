@@ -52,16 +52,21 @@ STORAGE = {
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
     "tf32": torch.float32,
+    "3xtf32": torch.float32,
 }
+PRECISIONS = {"fp32": "ieee", "tf32": "tf32", "3xtf32": "3xtf32"}
 
-# x (M, K), weight (N, K), and bias (N,) or residual (M, N) if there is one.
+# x (M, K), weight (N, K), and bias (N,) or residual (M, N) if there is one; of a batch, x (batch, M, K) and
+# weight (batch, N, K).
 Inputs = tuple[Tensor, ...]
 Contender = Callable[..., Tensor]
 
 
-def torch_contender(epilogue: str) -> Contender:
+def torch_contender(shape: Shape) -> Contender:
     """What a user of torch writes."""
-    linear = torch.nn.functional.linear
+    epilogue, linear = shape.epilogue, torch.nn.functional.linear
+    if shape.batch > 1:
+        return lambda x, weight: torch.bmm(x, weight.mT)
     if epilogue == "gelu":
         return lambda x, weight, bias: torch.nn.functional.gelu(linear(x, weight, bias))
     if epilogue == "silu":
@@ -81,9 +86,11 @@ def silu_times(packed: Tensor) -> Tensor:
 
 
 def tgemm_arguments(shape: Shape, inputs: Inputs) -> tuple[Sequence[Tensor | None], dict[str, Any]]:
-    """Operands and options of tgemm.linear, or of linear_glu for "swiglu"."""
-    options = {"precision": {"fp32": "ieee", "tf32": "tf32"}.get(shape.dtype)}
+    """Operands and options of tgemm.linear, of linear_glu for "swiglu", or of matmul for a batch."""
+    options = {"precision": PRECISIONS.get(shape.dtype)}
     x, weight, *rest = inputs
+    if shape.batch > 1:
+        return (x, weight.mT), options
     if shape.epilogue == "swiglu":
         return (x, *weight.chunk(2)), options
     if shape.epilogue in ("gelu", "silu"):
@@ -94,6 +101,8 @@ def tgemm_arguments(shape: Shape, inputs: Inputs) -> tuple[Sequence[Tensor | Non
 def contenders_of(shape: Shape, forced: Sequence[str]) -> dict[str, Contender]:
     """torch, torch once more as a control, tgemm's own choice, and tgemm with each forced kernel."""
     op = torch.ops.tgemm.linear_glu if shape.epilogue == "swiglu" else torch.ops.tgemm.linear
+    if shape.batch > 1:
+        op = torch.ops.tgemm.matmul
 
     def tgemm_contender(force: str | None) -> Contender:
         def run(*inputs: Tensor) -> Tensor:
@@ -102,7 +111,7 @@ def contenders_of(shape: Shape, forced: Sequence[str]) -> dict[str, Contender]:
 
         return run
 
-    in_torch = torch_contender(shape.epilogue)
+    in_torch = torch_contender(shape)
     contenders = {
         "torch": in_torch,
         "torch (control)": in_torch,
@@ -137,16 +146,23 @@ def best_of_lt(shape: Shape, inputs: Sequence[Inputs], runner: Runner) -> Conten
 
 
 def rivals_of(
-    shape: Shape, against: Sequence[str], inputs: Sequence[Inputs], runner: Runner
+    shape: Shape,
+    against: Sequence[str],
+    inputs: Sequence[Inputs],
+    runner: Runner,
+    refused: dict[str, str],
 ) -> dict[str, Contender]:
-    """The contenders of AGAINST that can run a shape."""
+    """The contenders of AGAINST that can run a shape; the reason of one that might goes to `refused`."""
     rivals: dict[str, Contender] = {}
     if "lt" in against and shape.epilogue == "" and runner.device == "cuda":
-        rivals[LT] = best_of_lt(shape, inputs, runner)
+        try:
+            rivals[LT] = best_of_lt(shape, inputs, runner)
+        except CublasLtError as error:
+            refused[LT] = str(error)
     if "compile" in against:
         # It is captured as the others are, so it needs no graphs of its own.
         compiled = torch.compile(
-            torch_contender(shape.epilogue), mode="max-autotune-no-cudagraphs", dynamic=False
+            torch_contender(shape), mode="max-autotune-no-cudagraphs", dynamic=False
         )
         rivals[COMPILED] = compiled
     return rivals
@@ -158,11 +174,19 @@ def make_inputs(shape: Shape, device: str, l2_bytes: int) -> list[Inputs]:
     def random(*sizes: int) -> Tensor:
         return torch.randn(*sizes, device=device).to(STORAGE[shape.dtype])
 
+    def matrix(rows: int, columns: int) -> Tensor:
+        stride = columns + shape.padding
+        storage = random(shape.batch * rows * stride + shape.offset)
+        if shape.batch == 1:
+            return storage.as_strided((rows, columns), (stride, 1), shape.offset)
+        sizes, strides = (shape.batch, rows, columns), (rows * stride, stride, 1)
+        return storage.as_strided(sizes, strides, shape.offset)
+
     def one_set() -> Inputs:
         of_x, of_weight = shape.layout
         rows = shape.weight_rows
-        x = random(shape.m, shape.k) if of_x == "n" else random(shape.k, shape.m).t()
-        weight = random(rows, shape.k) if of_weight == "t" else random(shape.k, rows).t()
+        x = matrix(shape.m, shape.k) if of_x == "n" else matrix(shape.k, shape.m).mT
+        weight = matrix(rows, shape.k) if of_weight == "t" else matrix(shape.k, rows).mT
         if shape.epilogue in ("bias", "gelu"):
             return x, weight, random(shape.n)
         if shape.epilogue == "residual":
@@ -186,9 +210,9 @@ def measure(shape: Shape, against: Sequence[str], runner: Runner, rounds: int) -
     inputs = make_inputs(shape, runner.device, runner.l2_bytes())
     with tf32_allowed(shape.dtype == "tf32"):
         contenders = contenders_of(shape, shape.force)
-        contenders |= rivals_of(shape, against, inputs, runner)
-        expected = contenders["torch"](*inputs[0])
         replays, differences, refused = {}, {}, {}
+        contenders |= rivals_of(shape, against, inputs, runner, refused)
+        expected = contenders["torch"](*inputs[0])
         for name, contender in contenders.items():
             try:
                 differences[name] = relative_difference(contender(*inputs[0]), expected)
@@ -239,8 +263,21 @@ def plan_of(shape: Shape, inputs: Inputs, runner: Runner) -> str | None:
     if shape.epilogue == "swiglu":
         plan = torch.ops.tgemm._linear_glu_plan(x, weight, *rest, **options)
     else:
-        plan = torch.ops.tgemm._plan(x, weight.t(), *rest, **options)
+        b = weight if shape.batch > 1 else weight.t()
+        plan = torch.ops.tgemm._plan(x, b, *rest, **options)
     return json.loads(plan).get("plan")
+
+
+def reason_against(shape: Shape, runner: Runner) -> str | None:
+    """Why the op does not offer the precision that a shape asks for, in its own words; None if it does."""
+    precision = PRECISIONS.get(shape.dtype)
+    # Large enough to be worth a kernel of its own.
+    a, b = (torch.ones(256, 256, device=runner.device) for _ in range(2))
+    try:
+        torch.ops.tgemm.matmul(a, b, precision=precision)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None
 
 
 def forced_configurations(
@@ -278,11 +315,16 @@ def run_suite(
     """Measures all shapes and prints a line for each as it goes.
 
     Returns:
-        What is stored: {"name", "stamp", "rounds", "kernels", "rows"}.
+        What is stored: {"name", "stamp", "rounds", "kernels", "rows"}, and with shapes whose precision this
+        build does not have "not_offered", by name, with the op's own sentence.
     """
     start = time.perf_counter()
-    rows = []
+    rows, not_offered = [], {}
     for shape in shapes:
+        if reason := reason_against(shape, runner):
+            not_offered[str(shape)] = reason
+            print(f"{shape}: not offered: {reason}", flush=True)
+            continue
         row = measure(shape, against, runner, rounds)
         rows.append(row)
         print(line_of(row), flush=True)
@@ -293,6 +335,7 @@ def run_suite(
         "rounds": rounds,
         "kernels": torch_gemm.kernels() if runner.device == "cuda" else [],
         "rows": rows,
+        **({"not_offered": not_offered} if not_offered else {}),
     }
 
 

@@ -213,3 +213,68 @@ def test_old_results_are_named(tmp_path):
     (tmp_path / "speed.json").write_text('{"stamp": {"csrc_digest": "0"}}')
     text = "<!-- begin: speed -->\n<!-- end: speed -->"
     assert render.stale(text, tmp_path) == ["speed"]
+
+
+def test_batches_offsets_and_strides(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(measure, "TURN_MS", 0.01)
+    shape = Shape(3, 4, 5, "bf16", layout="nn", batch=2, offset=1, padding=3)
+    assert str(shape) == "2x(3x4x5) bf16 nn offset 1 stride+3"
+    assert shape.flops == 2 * 2 * 60
+    assert shape.bytes == 2 * 2 * (15 + 20 + 12)
+    assert parse_shape("2x(3x4x5)", "fp16") == Shape(3, 4, 5, "fp16", batch=2)
+    for text in ("2x3x4x5", "2x(3x4x5", "(3x4x5)", "0x(3x4x5)"):
+        with pytest.raises(ValueError, match=r"x"):
+            parse_shape(text, "fp16")
+    x, weight = side_by_side.make_inputs(shape, "cpu", 1)[0]
+    assert (x.shape, x.stride(), x.storage_offset()) == ((2, 3, 5), (24, 8, 1), 1)
+    assert (weight.shape, weight.stride(), weight.storage_offset()) == ((2, 4, 5), (35, 1, 7), 1)
+
+    suite = [shape, Shape(3, 4, 5, "fp32", offset=1), Shape(3, 4, 5, "3xtf32", padding=1)]
+    monkeypatch.setitem(SUITES, "batch", suite)
+    path = tmp_path / "batch.json"
+    arguments = ["--suite", "batch", "--device", "cpu", "--rounds", "1", "--output", str(path)]
+    assert side_by_side.main(arguments) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [shapes.shape_of(row) for row in rows] == suite
+    for row in rows:
+        for contender in row["contenders"].values():
+            assert contender["largest_relative_difference"] < 1e-2
+    block = render.block_of("batch", tmp_path)
+    assert "| M x N x K | dtype | layout | placement | torch |" in block
+    assert "| 2 x (3 x 4 x 5) | bf16 | nn | offset 1 stride+3 |" in block
+    assert "| 3 x 4 x 5 | 3xtf32 | nt | stride+1 |" in block
+    capsys.readouterr()
+
+
+def test_batches_without_epilogues():
+    for shape in (shape for suite in SUITES.values() for shape in suite if shape.batch > 1):
+        assert shape.epilogue == ""
+
+
+def test_a_precision_that_the_build_lacks(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(measure, "TURN_MS", 0.01)
+    suite = (Shape(4, 5, 6, "3xtf32"), Shape(4, 5, 6, "fp32"))
+    monkeypatch.setitem(SUITES, "fp32", suite)
+    why = "no kernel multiplies with 3xtf32"
+    monkeypatch.setattr(
+        side_by_side, "reason_against", lambda shape, _: why if shape.dtype == "3xtf32" else None
+    )
+    path = tmp_path / "fp32.json"
+    arguments = ["--suite", "fp32", "--device", "cpu", "--rounds", "1", "--output", str(path)]
+    assert side_by_side.main(arguments) == 0
+    result = json.loads(path.read_text())
+    assert [shapes.shape_of(row) for row in result["rows"]] == [suite[1]]
+    assert result["not_offered"] == {"4x5x6 3xtf32": why}
+    assert f"4x5x6 3xtf32: not offered: {why}" in capsys.readouterr().out
+
+
+def test_a_rival_without_an_algorithm(monkeypatch):
+    def none(*_):
+        raise side_by_side.CublasLtError("cuBLASLt has no algorithm")
+
+    monkeypatch.setattr(side_by_side, "best_of_lt", none)
+    runner = measure.CpuRunner()
+    monkeypatch.setattr(runner, "device", "cuda")
+    refused = {}
+    rivals = side_by_side.rivals_of(Shape(2, 3, 4, "fp32"), ["lt"], [], runner, refused)
+    assert (rivals, refused) == ({}, {shapes.LT: "cuBLASLt has no algorithm"})
