@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shapes import AGAINST, Shape, shape_of
 from torch_gemm._digest import source_digest
+from torch_gemm.bench.shapes import AGAINST, Shape, shape_of
 from torch_gemm.console import CommandError
 from torch_gemm.ladder.picture import draw, drawn_digest, result_digest
 from torch_gemm.ladder.rungs import RUNGS
