@@ -32,6 +32,8 @@ except importlib.metadata.PackageNotFoundError:  # imported from a source tree
 
 __all__ = [
     "addmm",
+    "audit",
+    "audit_gemm",
     "inductor",
     "kernels",
     "linear",
@@ -48,10 +50,16 @@ __all__ = [
 ]
 
 
+# Functions that are not needed to run a model, and the modules that they are imported from at first use.
+_TOOLS = {"audit": "auditing", "audit_gemm": "auditing", "check": "checking"}
+
+
 def __getattr__(name: str) -> Any:
     # Imported when it is first used, because it imports all of Inductor.
     if name == "inductor":
         return importlib.import_module("torch_gemm.inductor")
+    if name in _TOOLS:
+        return getattr(importlib.import_module(f"torch_gemm.{_TOOLS[name]}"), name)
     raise AttributeError(f"module 'torch_gemm' has no attribute {name!r}")
 
 

@@ -8,6 +8,10 @@ Every element of a result keeps
 dtype around it, `magnitude` what would be added up without cancellation (|A| @ |B| + |bias| + ...), and c
 the constant of the kernel, `accuracy_constant`. That is one rounding at the very end, and accumulation in
 FP32.
+
+The constants are for operands that are spread like normally distributed ones. Where a few products of a sum
+are much larger than all others, as with the outlying features of trained models, every addition after them
+rounds at their size, and the error of any FP32 accumulation grows faster. Then `any_constant` holds.
 """
 
 from __future__ import annotations
@@ -37,6 +41,14 @@ def accuracy_constant(kernel: str | None, k: int) -> float:
     """
     family = (kernel or "").partition(":")[0]
     return 8.0 if family == "simt" else 6.0 + math.sqrt(k) / 4
+
+
+def any_constant(k: int) -> float:
+    """A c that holds for all operands: each of K multiply-adds loses at most the last bit of FP32.
+
+    Twice 2^-24 for each, because Tensor Cores truncate. What accumulates in less than FP32 exceeds it.
+    """
+    return 2.0 * max(k, 4)
 
 
 def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -136,14 +148,38 @@ def reference(
     return Reference(preact, out * factor, preact_magnitude, magnitude, factor, up_magnitude)
 
 
-def share_of_contract(actual: Tensor, truth: Tensor, magnitude: Tensor, c: float) -> Tensor:
+def tie_slack(a: Tensor, b: Tensor) -> Tensor:
+    """What it may add to each error of ``a @ b`` that kernels round ties between two TF32 numbers as they like.
+
+    Args:
+        a: (M, K), FP32.
+        b: (K, N), FP32.
+
+    Returns:
+        (M, N), FP64: the sum of all products with a tie in them, times the step between two TF32 numbers.
+    """
+
+    def ties(values: Tensor) -> Tensor:
+        tie = (values.contiguous().view(torch.int32) & 0x1FFF) == 0x1000
+        return torch.where(tie, values.double().abs(), 0.0)
+
+    return 2.0**-10 * (ties(a) @ b.double().abs() + a.double().abs() @ ties(b))
+
+
+def share_of_contract(
+    actual: Tensor, truth: Tensor, magnitude: Tensor, c: float, slack: Tensor | None = None
+) -> Tensor:
     """The error of each element as a share of what the contract allows, FP64 in the shape of `actual`.
+
+    `slack` is allowed besides.
 
     What is not finite has to be what IEEE arithmetic gives: NaN where the truth is NaN, an infinity where
     the truth is that infinity or so large that what the contract allows reaches beyond the largest number
     of the dtype. There the share is 0, elsewhere infinite.
     """
     allowed = ROUNDING * ulp(truth, actual.dtype) + c * FP32_ROUNDING * magnitude
+    if slack is not None:
+        allowed = allowed + slack
     wide = actual.double()
     share = ((wide - truth).abs() / allowed).nan_to_num(nan=math.inf, posinf=math.inf)
     overflows = truth.abs() + allowed > torch.finfo(actual.dtype).max

@@ -272,19 +272,22 @@ def gemm_share(run: Run, runner: Runner) -> float | None:
     return gemms / total if total else None
 
 
+def build(name: str, device: str, dtype: torch.dtype, tiny: bool = False) -> Built:
+    """A model of CASES with frozen parameters, in eval mode, and inputs for it."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model, inputs = CASES[name].build(device, tiny)
+    model = model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    cast = {key: value.to(dtype) if _is_floating(value) else value for key, value in inputs.items()}
+    return model, cast
+
+
 def measure_model(
     name: str, dtype: str, runner: Runner, rounds: int, tiny: bool, cell_seconds: float
 ) -> dict[str, Any]:
     """One row of the result. A way that fails has an "error" in place of its time."""
     case = CASES[name]
-    torch.manual_seed(0)
-    with torch.device(runner.device):
-        model, inputs = case.build(runner.device, tiny)
-    model = model.to(device=runner.device, dtype=DTYPES[dtype]).eval().requires_grad_(False)
-    cast = {
-        key: value.to(DTYPES[dtype]) if _is_floating(value) else value
-        for key, value in inputs.items()
-    }
+    model, cast = build(name, runner.device, DTYPES[dtype], tiny)
     row: dict[str, Any] = {"model": name, "what": case.what, "dtype": dtype, "tiny": tiny}
     with torch.inference_mode(), measure.tf32_allowed(False):
         exact = copy.deepcopy(model).float()
