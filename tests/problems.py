@@ -27,13 +27,12 @@ from torch_gemm.numerics import (  # noqa: F401  (for tests that see problems al
     activate,
     constant_used,
     ulp,
+    without_ties,
 )
+from torch_gemm.windows import GUARD_VALUE, Alignment, place, whole_of
 
 # Drawn anew for each run; set TGEMM_TEST_SEED to repeat one.
 BASE_SEED = int(environ.get("TGEMM_TEST_SEED") or secrets.randbelow(2**31))
-
-GUARD = 64  # elements before and after each window: keeps its 16-byte alignment for every dtype
-GUARD_VALUE = -1280.0  # exact in every dtype, and no result of the problems here
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,6 @@ MODES = {
 # Which of a matrix's two dimensions is contiguous, for a (m, k) and b (k, n): "n" is row-major, "t"
 # is column-major.
 LAYOUTS = ("nn", "nt", "tn", "tt")
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """Where a matrix starts and how its leading stride is rounded, in elements."""
-
-    offset: int = 0
-    odd_stride: bool = False
 
 
 ALIGNMENTS = {
@@ -149,38 +140,9 @@ class Case:
     seed: int = 0
 
 
-def place(values: Tensor, alignment: Alignment, column_major: bool, fill: float) -> Tensor:
-    """Copies a matrix into a window of a new buffer that is otherwise full of `fill`.
-
-    The leading stride leaves a gap between rows (columns), so the window has neighbours on all sides.
-    """
-    rows, columns = values.shape
-    minor, major = (rows, columns) if column_major else (columns, rows)
-    per_vector = 16 // values.element_size()
-    leading = (minor + 2) | 1 if alignment.odd_stride else (minor // per_vector + 2) * per_vector
-    start = GUARD + alignment.offset
-    whole = values.new_full((start + major * leading + GUARD,), fill)
-    strides = (1, leading) if column_major else (leading, 1)
-    window = whole.as_strided((rows, columns), strides, start)
-    window.copy_(values)
-    return window
-
-
-def whole_of(window: Tensor) -> Tensor:
-    """The buffer in which `place` put a window."""
-    size = window.untyped_storage().nbytes() // window.element_size()
-    return window.as_strided((size,), (1,), 0)
-
-
 def round_operand(values: Tensor, mode: Mode) -> Tensor:
     """FP64 values that a kernel multiplies when it is given `values` in this mode."""
     return numerics.round_operand(values, mode.precision)
-
-
-def without_ties(values: Tensor) -> Tensor:
-    """FP32 values, those that lie half-way between two TF32 numbers moved a little further from zero."""
-    bits = values.view(torch.int32)
-    return (bits | ((bits & 0x1FFF) == 0x1000).int()).view(torch.float32)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ __all__ = [
     "addmm",
     "audit",
     "audit_gemm",
+    "check",
     "inductor",
     "kernels",
     "linear",

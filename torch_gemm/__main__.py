@@ -6,13 +6,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from torch_gemm import auditing, demo, info, ladder
+from torch_gemm import auditing, checking, demo, info, ladder
 from torch_gemm.console import CommandError
 
 # A command is a module: its docstring's first line is the help text, add_arguments(parser) declares
 # its options, run(arguments) does the work, returns an exit status if it can be other than 0, and raises
 # CommandError to fail.
-COMMANDS = {"audit": auditing, "demo": demo, "info": info, "ladder": ladder}
+COMMANDS = {
+    "audit": auditing,
+    "check": checking,
+    "demo": demo,
+    "info": info,
+    "ladder": ladder,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -77,6 +77,12 @@ def round_operand(values: Tensor, precision: str | None) -> Tensor:
     return values.double()
 
 
+def without_ties(values: Tensor) -> Tensor:
+    """FP32 values, those that lie half-way between two TF32 numbers moved a little further from zero."""
+    bits = values.view(torch.int32)
+    return (bits | ((bits & 0x1FFF) == 0x1000).int()).view(torch.float32)
+
+
 def activate(values: Tensor, activation: str | None) -> Tensor:
     """The activation in the precision of `values`."""
     functional = torch.nn.functional
