@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_gemm._digest import source_digest
+from torch_gemm.bench.results import caption_of, source_of
 from torch_gemm.bench.shapes import AGAINST, Shape, shape_of
 from torch_gemm.console import CommandError
 from torch_gemm.ladder.picture import draw, drawn_digest, result_digest
@@ -86,15 +87,6 @@ def stale(text: str, results: Path = RESULTS) -> list[str]:
     ]
 
 
-def source_of(result: Result) -> str:
-    """Where the numbers of a result come from."""
-    stamp = result["stamp"]
-    return (
-        f"{stamp['card']}, driver {stamp['driver']}, torch {stamp['torch']}, {stamp['date']}: CUDA "
-        f"graphs over random inputs beyond L2, replayed in turn, medians of {result['rounds']} rounds."
-    )
-
-
 def _table(header: str, rule: str, rows: Iterable[str]) -> str:
     return "\n".join([header, rule, *rows]) + "\n"
 
@@ -148,12 +140,6 @@ def fused(result: Result) -> str:
         "the\nactivation or addition; for `swiglu`, N columns each of gate and up, one product of both and a "
         f"compiled\n`silu(gate) * up`.\n\n{side_by_side(result)}"
     )
-
-
-def caption_of(result: Result) -> str:
-    """Where the numbers come from, and how far the method is to be trusted."""
-    spread = max(abs(row["control_ratio"] - 1) for row in result["rows"])
-    return f"{source_of(result)} torch beside itself differed by up to {spread:.1%}."
 
 
 def _time(contender: dict[str, Any] | None) -> str:

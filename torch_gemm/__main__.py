@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from torch_gemm import auditing, checking, demo, info, ladder
+from torch_gemm import auditing, bench, checking, demo, info, ladder
 from torch_gemm.console import CommandError
 
 # A command is a module: its docstring's first line is the help text, add_arguments(parser) declares
@@ -14,6 +14,7 @@ from torch_gemm.console import CommandError
 # CommandError to fail.
 COMMANDS = {
     "audit": auditing,
+    "bench": bench,
     "check": checking,
     "demo": demo,
     "info": info,

@@ -78,6 +78,31 @@ class Shape:
 
 LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # N and K
 
+
+def _bf16(*sizes: tuple[int, int, int]) -> tuple[Shape, ...]:
+    return tuple(Shape(m, n, k, "bf16") for m, n, k in sizes)
+
+
+# Linear layers of Llama-3.1 8B and two of 70B at prefill.
+LLM = _bf16(
+    *((m, n, k) for m in (128, 256, 512, 2048) for n, k in LLAMA_8B),
+    *((m, 8192, 8192) for m in (128, 256)),
+)
+SQUARES = _bf16(*((size, size, size) for size in (8192, 4096, 2048, 1024)))
+# Of vision and sentence models.
+VISION = _bf16(
+    (4096, 10240, 1280),
+    (4608, 12288, 3072),
+    (6304, 2304, 768),
+    (6304, 3072, 768),
+    (6304, 768, 3072),
+    (2916, 4304, 1152),
+    (2916, 1152, 4304),
+    (2048, 1536, 384),
+    (2048, 384, 1536),
+    (4096, 768, 768),
+)
+
 SUITES: dict[str, tuple[Shape, ...]] = {
     # The two kernels that run everything, where they have to prove themselves.
     "foundation": (
@@ -89,27 +114,9 @@ SUITES: dict[str, tuple[Shape, ...]] = {
         Shape(4096, 4096, 4096, "fp32", ("simt",)),
         Shape(2048, 4096, 4096, "fp32", ("simt",)),
     ),
-    # Linear layers of Llama-3.1 8B (and two of 70B), squares, and of vision and sentence models.
-    "sm90": tuple(
-        Shape(m, n, k, "bf16")
-        for m, n, k in (
-            *((m, n, k) for m in (128, 256, 512, 2048) for n, k in LLAMA_8B),
-            *((m, 8192, 8192) for m in (128, 256, 8192)),
-            (4096, 4096, 4096),
-            (2048, 2048, 2048),
-            (1024, 1024, 1024),
-            (4096, 10240, 1280),
-            (4608, 12288, 3072),
-            (6304, 2304, 768),
-            (6304, 3072, 768),
-            (6304, 768, 3072),
-            (2916, 4304, 1152),
-            (2916, 1152, 4304),
-            (2048, 1536, 384),
-            (2048, 384, 1536),
-            (4096, 768, 768),
-        )
-    ),
+    "sm90": LLM + SQUARES + VISION,
+    "llm": LLM,
+    "vision": VISION,
     # The same layers where few rows leave nothing to do but read the weight, and Llama's head.
     "decode": (
         *(Shape(m, n, k, "bf16") for n, k in LLAMA_8B for m in (1, 2, 4, 8, 16, 32, 64)),
@@ -139,15 +146,7 @@ SUITES: dict[str, tuple[Shape, ...]] = {
         Shape(1024, 4097, 4096, "bf16", layout="nn"),
     ),
     # Few tiles and a long K, which only its division keeps the SMs busy with.
-    "large_k": tuple(
-        Shape(m, n, k, "bf16")
-        for m, n, k in (
-            (64, 64, 65536),
-            (128, 512, 32768),
-            (256, 256, 16384),
-            (768, 768, 50257),
-        )
-    ),
+    "large_k": _bf16((64, 64, 65536), (128, 512, 32768), (256, 256, 16384), (768, 768, 50257)),
     # Sizes, strides and offsets that are no multiple of 16 bytes, each after its aligned neighbour.
     "odd": (
         Shape(1024, 4096, 4096, "bf16"),
@@ -193,6 +192,10 @@ SUITES: dict[str, tuple[Shape, ...]] = {
         )
     ),
 }
+
+
+# By another name.
+SUITES["epilogue"] = SUITES["fused"]
 
 
 def shape_of(row: dict[str, Any]) -> Shape:

@@ -269,9 +269,14 @@ def reason_against(shape: Shape, runner: Runner) -> str | None:
 
 
 def run_suite(
-    name: str, shapes: Sequence[Shape], against: Sequence[str], runner: Runner, rounds: int
+    name: str,
+    shapes: Sequence[Shape],
+    against: Sequence[str],
+    runner: Runner,
+    rounds: int,
+    show: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Measures all shapes and prints a line for each as it goes.
+    """Measures all shapes and shows a line for each as it goes.
 
     Returns:
         What is stored: {"name", "stamp", "rounds", "kernels", "rows"}, and with shapes whose precision this
@@ -282,12 +287,12 @@ def run_suite(
     for shape in shapes:
         if reason := reason_against(shape, runner):
             not_offered[str(shape)] = reason
-            print(f"{shape}: not offered: {reason}", flush=True)
+            show(f"{shape}: not offered: {reason}")
             continue
         row = measure(shape, against, runner, rounds)
         rows.append(row)
-        print(line_of(row), flush=True)
-    print(f"{name}: {time.perf_counter() - start:.1f} s")
+        show(line_of(row))
+    show(f"{name}: {time.perf_counter() - start:.1f} s")
     return {
         "name": name,
         "stamp": stamp(runner),
