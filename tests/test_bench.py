@@ -26,6 +26,15 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Waking a second thread takes longer than any of these products."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     """Measures where there is no GPU, and quickly."""

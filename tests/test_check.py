@@ -17,6 +17,15 @@ CONFIG = {"name": "64x64", "block_m": 16, "block_n": 24, "block_k": 8}
 FAMILIES = [{"name": "simt", "splits_k": True, "configs": [CONFIG, {**CONFIG, "name": "32x32"}]}]
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Waking a second thread takes longer than any of these products."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def unforced(monkeypatch):
     """The CPU has no kernels to force; `tamper` of it changes what was computed."""

@@ -217,7 +217,8 @@ def problems_for(name: str, config: dict[str, Any], splits_k: bool) -> Iterator[
         yield Problem(m + 8, n + 24, 3 * k + 8, mode, fused=True, force_kernel=forced)
         yield Problem(m + 8, n + 24, 2 * k + 16, mode, "nn", force_kernel=forced)
         yield Problem(m + 3, n + 5, 2 * k + 7, mode, odd=True, fused=True, force_kernel=forced)
-        yield Problem(m - 1, 2 * n + 1, k - 1, mode, "tn", odd=True, force_kernel=forced)
+        sizes = (max(m - 1, 1), 2 * n + 1, max(k - 1, 1))
+        yield Problem(*sizes, mode, "tn", odd=True, force_kernel=forced)
         if splits_k:
             split = f"{name},split_k=3"
             yield Problem(m + 8, n + 24, 5 * k + 8, mode, fused=True, force_kernel=split)

@@ -262,12 +262,18 @@ def errors_figure(layers: Sequence[LayerAudit]) -> Figure:
     """RMS errors of both, and the share of the contract, a line for each layer."""
     figure, (errors, share) = _rows_figure(len(layers), 2)
     places = range(len(layers))
-    for name, colour, values in (
-        ("tgemm", TGEMM, [layer.tgemm.relative_rms for layer in layers]),
-        ("torch", TORCH, [layer.torch.relative_rms for layer in layers]),
-    ):
-        errors.scatter(values, places, color=colour, label=name, s=22, zorder=3)
-    errors.set_xscale("symlog", linthresh=1e-9)
+    errors.barh(places, [layer.tgemm.relative_rms for layer in layers], color=TGEMM, label="tgemm")
+    errors.scatter(
+        [layer.torch.relative_rms for layer in layers],
+        places,
+        color=TORCH,
+        marker="|",
+        s=140,
+        linewidths=2.5,
+        label="torch",
+        zorder=3,
+    )
+    errors.set_xlim(left=0)
     errors.set_xlabel("RMS error, as a share of the outputs' RMS")
     errors.legend(loc="best", fontsize=9)
     errors.set_yticks(places, [layer.name for layer in layers], fontsize=8)
