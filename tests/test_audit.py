@@ -407,6 +407,16 @@ def test_out_of_memory_is_a_sentence(monkeypatch, model, x):
     assert hooks_of(model) == 0
 
 
+def test_an_op_that_fails_is_a_sentence(monkeypatch, model, x):
+    def refuse(*_, **__):
+        raise RuntimeError("tgemm.linear: no kernel\nmore")
+
+    monkeypatch.setattr(layers.ops, "linear", refuse)
+    with pytest.raises(AuditError, match=r"^the audit of layer first.0 failed: tgemm.linear: no k"):
+        torch_gemm.audit(model, x)
+    assert hooks_of(model) == 0
+
+
 def test_a_compiled_model_is_what_was_compiled(model, x):
     compiled = torch.compile(model, backend="eager")
     assert len(torch_gemm.audit(compiled, x).layers) == 5
@@ -472,6 +482,7 @@ def test_audit_gemm_lists_what_is_refused(monkeypatch):
         (torch.ones(2, 3), None, "audit_gemm expects two matrices, or sizes"),
         ("2x3", None, "is not a shape like"),
         ("2x0x3", None, "has a size below 1"),
+        ("2x(3x4x5)", None, "is a batch, and audit_gemm audits one product"),
     ],
 )
 def test_audit_gemm_misuse(a, b, sentence):
@@ -539,6 +550,8 @@ def test_command_with_sizes(tmp_path, capsys):
         (["models_of_mine:build", "--dtype", "fp16"], "--dtype is for the function"),
         (["12x13"], "'12x13' is neither MODULE:FUNCTION nor sizes"),
         (["12x13x14", "--rows", "3"], "--rows is for models"),
+        (["99999999999x9999999999x2", "--device", "cpu"], "audit_gemm failed"),
+        (["999999999999999999999999x2x2", "--device", "cpu"], "has a size that torch cannot count"),
         (["12x13x14", "--json", "/no/such/folder/a.json"], "cannot be written"),
     ],
 )

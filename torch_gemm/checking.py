@@ -168,7 +168,10 @@ def check(*, progress: Callable[[str], None] | None = None) -> Check:
     if not torch.cuda.is_available():
         raise CheckError(f"The kernels are checked on a GPU, and there is none: {why_no_gpu()}")
     start = time.perf_counter()
-    device = json.loads(torch.ops.tgemm._device(torch.cuda.current_device()))
+    try:
+        device = json.loads(torch.ops.tgemm._device(torch.cuda.current_device()))
+    except RuntimeError as error:  # an old driver, for one
+        raise CheckError(f"The kernels cannot run on this GPU: {first_line(error)}") from error
     families = [kernel for kernel in torch_gemm.kernels() if kernel["name"] in device["kernels"]]
     with torch.inference_mode():
         checked = check_kernels(families, "cuda", progress or (lambda name: None))

@@ -115,7 +115,7 @@ def audit_gemm(a: Any, b: Tensor | None = None, *, device: str | None = None) ->
 
     Raises:
         TypeError, ValueError: the operands are of another kind or do not fit.
-        AuditError: there is not enough memory.
+        AuditError: there is not enough memory, or torch cannot make or multiply such operands.
     """
     if b is None and not (isinstance(a, str) or (isinstance(a, tuple) and len(a) == 3)):
         raise TypeError('audit_gemm expects two matrices, or sizes like (M, N, K) or "MxNxK"')
@@ -124,6 +124,8 @@ def audit_gemm(a: Any, b: Tensor | None = None, *, device: str | None = None) ->
             return gemm.run(*gemm.operands_of(a, b, device))
     except torch.OutOfMemoryError as error:
         raise AuditError(f"audit_gemm ran out of memory: {first_line(error)}") from error
+    except RuntimeError as error:  # which is also what torch raises where the CPU's memory ends
+        raise AuditError(f"audit_gemm failed: {first_line(error)}") from error
 
 
 # --- python -m torch_gemm audit ----------------------------------------------------------------------
@@ -220,6 +222,8 @@ def _audit_target(arguments: argparse.Namespace) -> Audit | GemmAudit:
     try:
         shape = gemm.parse_shape(target)
     except ValueError as error:
+        if "not a shape" not in str(error):
+            raise
         raise CommandError(
             f"{target!r} is neither MODULE:FUNCTION nor sizes like 2048x4096x1024 nor a model of the "
             f"benchmarks ({', '.join(CASES)})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from torch_gemm import measure, numerics, ops
 from torch_gemm.auditing.measures import Census, Errors, Product, compare
+from torch_gemm.bench import shapes
 from torch_gemm.console import first_line
 
 ROUNDS = 5
@@ -77,14 +77,15 @@ def parse_shape(text: str) -> tuple[int, int, int]:
     """M, N and K of a text like "2048x4096x1024".
 
     Raises:
-        ValueError: the text is of another form, or a size is 0.
+        ValueError: the text is of another form, or a size is 0 or too large.
     """
-    if not re.fullmatch(r"\d+x\d+x\d+", text, re.ASCII):
-        raise ValueError(f"{text!r} is not a shape like 2048x4096x1024 (MxNxK)")
-    m, n, k = (int(size) for size in text.split("x"))
-    if not (m and n and k):
-        raise ValueError(f"{text!r} has a size below 1")
-    return m, n, k
+    shape = shapes.parse_shape(text, "fp32")
+    if shape.batch > 1:
+        raise ValueError(f"{text!r} is a batch, and audit_gemm audits one product")
+    sizes = (shape.m, shape.n, shape.k)
+    if max(sizes) >= 2**63:
+        raise ValueError(f"{text!r} has a size that torch cannot count")
+    return sizes
 
 
 def operands_of(a: Any, b: Any, device: str | None) -> tuple[Tensor, Tensor]:

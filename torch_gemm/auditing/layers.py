@@ -236,6 +236,10 @@ class Recorder:
                     f"the audit of layer {layer.name} ran out of memory: {first_line(error)}; rows=256 "
                     "compares fewer rows of each call with FP64"
                 ) from error
+            except RuntimeError as error:
+                raise AuditError(
+                    f"the audit of layer {layer.name} failed: {first_line(error)}"
+                ) from error
 
         return hook
 

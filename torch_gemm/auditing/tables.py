@@ -51,8 +51,8 @@ def reading_of(audit: Audit) -> str:
     return f"{READING} {OUTLIERS}" if outliers else READING
 
 
-def cells_of(layer: LayerAudit) -> tuple[str, ...]:
-    """A line of the table, under HEADINGS."""
+def cells_of(layer: LayerAudit, values: bool = True) -> tuple[str, ...]:
+    """A line of the table, under HEADINGS; with or without the values of the worst element."""
     sizes = ", ".join(f"{m} x {n} x {k}" for m, n, k in layer.shapes[:3])
     more = "" if len(layer.shapes) <= 3 else f" and {len(layer.shapes) - 3} more"
     calls = "" if layer.calls == 1 else f" ({layer.calls} calls)"
@@ -64,7 +64,7 @@ def cells_of(layer: LayerAudit) -> tuple[str, ...]:
         f"{layer.tgemm.largest_ulp:.3g}, {layer.torch.largest_ulp:.3g}",
         f"{layer.tgemm.relative_rms:.2e}, {layer.torch.relative_rms:.2e}",
         share_text(layer.tgemm),
-        worst_text(layer.tgemm),
+        worst_text(layer.tgemm, values),
         layer.tgemm.verdict,
     )
 
@@ -74,14 +74,15 @@ def share_text(errors: Errors) -> str:
     return f"{errors.share:.0%}" if math.isfinite(errors.share) else "infinite"
 
 
-def worst_text(errors: Errors) -> str:
-    """Where the largest error is, and what is there."""
+def worst_text(errors: Errors, values: bool) -> str:
+    """Where the largest error is, and on request what is there."""
     worst = errors.worst
     if worst is None:
         return "-"
     index = ", ".join(map(str, worst.index))
     call = f" of call {worst.call}" if worst.call else ""
-    return f"[{index}]{call}: {worst.actual:.6g} for {worst.reference:.6g}"
+    told = f": {worst.actual:.6g} for {worst.reference:.6g}" if values else ""
+    return f"[{index}]{call}{told}"
 
 
 def notes_of(layer: LayerAudit) -> str:
@@ -132,7 +133,7 @@ def audit_text(audit: Audit) -> str:
 
 def audit_table(audit: Audit) -> Table:
     """The audit for the terminal."""
-    rows = [cells_of(layer) for layer in audit.layers]
+    rows = [cells_of(layer, values=False) for layer in audit.layers]
     return rich_table(f"{audit.model} on {audit.where}", HEADINGS, rows)
 
 
@@ -190,8 +191,9 @@ def rich_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for i, text in enumerate(headings):
-        left = i == 0
-        table.add_column(text, justify="left" if left else "right", no_wrap=left, overflow="fold")
+        table.add_column(
+            text, justify="left" if i == 0 else "right", no_wrap=i < 2, overflow="fold"
+        )
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # an index in brackets is no markup
     return table
