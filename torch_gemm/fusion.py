@@ -128,14 +128,16 @@ class GatedMLP(FusedBlock):
         gate, up = self._modules[self.gate_name], self._modules[self.up_name]
         hidden = ops.linear_glu(
             x,
-            gate.weight,
-            up.weight,
-            gate.bias,
-            up.bias,
+            *self.operands(),
             activation=self.glu_activation,
             static_weight=_static(gate) and _static(up),
         )
         return self._modules[self.down_name](hidden)
+
+    def operands(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Weights of gate and up and their biases, as linear_glu takes them after the input."""
+        gate, up = self._modules[self.gate_name], self._modules[self.up_name]
+        return gate.weight, up.weight, gate.bias, up.bias
 
 
 class ResidualNorm(FusedBlock):

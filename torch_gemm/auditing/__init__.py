@@ -178,7 +178,7 @@ def run(arguments: argparse.Namespace) -> int:
         audited = _audit_target(arguments)
     except (AuditError, ValueError) as error:
         raise CommandError(str(error)) from error
-    console.width = max(console.width, 130)
+    console.width = max(console.width, 150)
     if isinstance(audited, GemmAudit):
         console.print(tables.gemm_table(audited))
         page = tables.gemm_page

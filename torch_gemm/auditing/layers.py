@@ -137,9 +137,8 @@ def _read_conv1d(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def _read_gated(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     (x,) = module._arguments(args, kwargs)
-    gate, up = module._modules[module.gate_name], module._modules[module.up_name]
-    activation = module.glu_activation
-    return Call(x, gate.weight, gate.bias, None, up.weight, up.bias, activation)
+    weight, up_weight, bias, up_bias = module.operands()
+    return Call(x, weight, bias, None, up_weight, up_bias, module.glu_activation)
 
 
 def _read_residual(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
@@ -185,9 +184,10 @@ def find(model: torch.nn.Module) -> tuple[list[Target], list[replacement.Skipped
 
 def _target_of(name: str, module: torch.nn.Module) -> Target | None:
     if isinstance(module, fusion.GatedMLP):
-        gate, up = (module._modules[key] for key in (module.gate_name, module.up_name))
+        keys = filter(None, (module.gate_name, module.up_name))
+        layers = tuple(module._modules[key] for key in keys)
         what = f"{module.glu_activation}(gate) * up"
-        return Target(f"{name}.{module.gate_name}", module, _read_gated, what, (gate, up))
+        return Target(f"{name}.{module.gate_name}", module, _read_gated, what, layers)
     if isinstance(module, fusion.ResidualNorm):
         dense = module._modules[module.dense_name]
         what = "linear + residual"

@@ -244,7 +244,7 @@ def _add(
     in_ulp = error / numerics.ulp(torch.where(finite, truth, 0.0), out.dtype)
     contract = (out, rounded.out, rounded.magnitude)
     share = numerics.share_of_contract(*contract, c, slack)
-    any_share = numerics.share_of_contract(*contract, numerics.any_constant(k), slack)
+    any_share = numerics.share_of_contract(*contract, max(c, numerics.any_constant(k)), slack)
     # One transfer.
     numbers = torch.stack(
         [
