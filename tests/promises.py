@@ -58,6 +58,7 @@ PROMISES = {
     ),
     "mma_sync:128x128": Promise(("fp16", "bf16", "fp32/tf32"), aligned=True, whole_chunks=True),
     "mma_sync:*": Promise(("fp16", "bf16"), aligned=True, whole_chunks=True),
+    "tiny:*": Promise(("fp16", "bf16")),
     "naive:*": Promise(("fp16", "bf16", "fp32")),
     "tiled*:*": Promise(("fp16", "bf16", "fp32")),
     "wmma*:*": Promise(("fp16", "bf16", "fp32/bf16", "fp32/fp16")),

@@ -700,6 +700,34 @@ def test_skinny_kernels_are_those_of_the_table(kernels: list[Kernel]) -> None:
     }
 
 
+def test_tiny_is_what_it_says(kernels: list[Kernel]) -> None:
+    """Runs of an operand go straight into Tensor Core fragments, as wide as a tile has blocks of eight."""
+
+    def complaints() -> Iterator[str]:
+        for kernel in _named(kernels, "tiny_gemm"):
+            match = re.search(r"WarpTile<(\d+), (\d+), (\d+)>", kernel.name)
+            assert match, kernel.name
+            blocks, tiles = int(match[1]), int(match[2])
+            width = {1: "", 2: r"\.64", 4: r"\.128"}[blocks]
+            # FP16 and BF16.
+            multiplications = 2 * tiles * (blocks * (blocks // 2) ** 2 if blocks > 1 else 1)
+            shape = "16816" if blocks > 1 else "1688"
+            if kernel.count(rf"HMMA\.{shape}\.F32") != multiplications:
+                yield f"{kernel}: not {multiplications} multiplications"
+            if kernel.count(rf"LDG\.E{width}$") < 4 * tiles * blocks:  # of A and B in two layouts
+                yield f"{kernel}: too few loads of {4 * blocks} bytes"
+            if kernel.count("MOVM") != 2 * tiles * blocks**2:
+                yield f"{kernel}: not every fragment of an MN-major operand is transposed"
+            if kernel.count(rf"STG\.E{width}$") < tiles * blocks:
+                yield f"{kernel}: too few stores of {4 * blocks} bytes"
+            if kernel.architecture.startswith("sm_9"):
+                waits, accesses = kernel.where("ACQBULK"), kernel.where(r"(LDG|STG)\.")
+                if not waits or min(waits) > min(accesses) or not kernel.count("PREEXIT"):
+                    yield f"{kernel}: no programmatic dependent launch"
+
+    _report(complaints())
+
+
 def test_pack_reads_any_alignment_and_writes_16_bytes(kernels: list[Kernel]) -> None:
     if "sm_90a" not in {kernel.architecture for kernel in kernels}:
         pytest.skip("PACK NOT CHECKED: this build has no sm_90a")

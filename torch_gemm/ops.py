@@ -67,8 +67,7 @@ def matmul(
     if out is None:
         return _call(_matmul, (a, b), options)
     _check_out("matmul", out)
-    _matmul_out(a, b, out=out, **options)
-    return out
+    return _call_out(_matmul_out, (a, b), out, options)
 
 
 def linear(
@@ -128,8 +127,7 @@ def linear(
     if out is None:
         return _call(_linear, (input, weight, bias, residual), options)
     _check_out("linear", out)
-    _linear_out(input, weight, bias, residual, out=out, **options)
-    return out
+    return _call_out(_linear_out, (input, weight, bias, residual), out, options)
 
 
 def linear_glu(
@@ -195,8 +193,7 @@ def linear_glu(
     if out is None:
         return _call(_linear_glu, operands, options)
     _check_out("linear_glu", out)
-    _linear_glu_out(*operands, out=out, **options)
-    return out
+    return _call_out(_linear_glu_out, operands, out, options)
 
 
 def addmm(
@@ -237,8 +234,7 @@ def addmm(
     if out is None:
         return _call(_addmm, (input, mat1, mat2), options)
     _check_out("addmm", out)
-    _addmm_out(input, mat1, mat2, out=out, **options)
-    return out
+    return _call_out(_addmm_out, (input, mat1, mat2), out, options)
 
 
 def fp32_precision(operand: Tensor) -> str | None:
@@ -264,19 +260,40 @@ _cuda_fp32_precision._dynamo_marked_constant = True
 
 
 def _call(op: Any, operands: tuple[Tensor | None, ...], options: dict[str, Any]) -> Tensor:
-    if (
-        torch.compiler.is_compiling()
-        or torch.is_inference_mode_enabled()
-        or (torch.is_grad_enabled() and torch._C._any_requires_grad(*operands))
-        or forward_ad._current_level >= 0
-        # Transforms hide from a tensor whether what it wraps requires grad.
-        or torch._C._are_functorch_transforms_active()
-    ):
+    if _autograd_may_care(*operands) or torch.is_inference_mode_enabled():
         return op(*operands, **options)
     # Nothing to differentiate: the Autograd kernel, written in Python, would find out the same and cost
     # about as much host time as the rest of the call.
     with torch._C._AutoDispatchBelowAutograd():
         return op(*operands, **options)
+
+
+def _call_out(
+    op: Any, operands: tuple[Tensor | None, ...], out: Tensor, options: dict[str, Any]
+) -> Tensor:
+    if (
+        _autograd_may_care(*operands, out)
+        or torch.is_inference_mode_enabled()
+        or out.is_inference()
+    ):
+        op(*operands, out=out, **options)
+        return out
+    # As in _call; what the kernel of ADInplaceOrView does is done here.
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        op(*operands, out=out, **options)
+    torch.autograd.graph.increment_version(out)
+    return out
+
+
+def _autograd_may_care(*tensors: Tensor | None) -> bool:
+    """Whether something may be recorded, differentiated or transformed, if only perhaps."""
+    return (
+        torch.compiler.is_compiling()
+        or (torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors))
+        or forward_ad._current_level >= 0
+        # Transforms hide from a tensor whether what it wraps requires grad.
+        or torch._C._are_functorch_transforms_active()
+    )
 
 
 def _options(

@@ -171,8 +171,23 @@ __device__ inline void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The same with A (16x8) and B (8x8) in TF32: FP32 bit patterns, of which the hardware reads the
-// upper 19 bits, so round first with cvt_rna_tf32. sm_80.
+// The same with half of K: A (16x8), B (8x8). sm_80.
+__device__ inline void mma_m16n8k8_f16(float (&d)[4], const uint32_t (&a)[2], uint32_t b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
+__device__ inline void mma_m16n8k8_bf16(float (&d)[4], const uint32_t (&a)[2], uint32_t b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
+// The same as m16n8k16 with A (16x8) and B (8x8) in TF32: FP32 bit patterns, of which the hardware
+// reads the upper 19 bits, so round first with cvt_rna_tf32. sm_80.
 __device__ inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                         uint32_t b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
@@ -180,6 +195,14 @@ __device__ inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], u
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// 9.7.14.5.17 movmatrix: transposes an 8x8 matrix of 16-bit elements that lies in a warp as mma has
+// it, lane i with elements 2 * (i % 4) and the next of row i / 4. sm_75.
+__device__ inline uint32_t movmatrix_trans(uint32_t a) {
+  uint32_t d;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
+  return d;
 }
 
 // 9.7.14.5.1 mma: four products D (8x8, FP32) += A (8x4) * B (4x8), one per quad pair. A thread

@@ -4,6 +4,7 @@
 #include "kernels/skinny/skinny.hpp"
 #include "kernels/sm80/mma_sync.hpp"
 #include "kernels/sm90/sm90.hpp"
+#include "kernels/tiny/tiny.hpp"
 
 namespace tgemm {
 
@@ -16,6 +17,7 @@ std::span<const KernelEntry> kernel_table() {
       sm90_tf32_entry(),
       sm90_packed_entry(),
       // Any card, or nearly.
+      tiny_entry(),
       mma_sync_entry(),
       simt_entry(),
       // The ladder.

@@ -23,7 +23,7 @@ constexpr double kReduceUs = 2.5;
 constexpr double kL2Speedup = 1.5;
 // From a request to its data, of which a pipeline has one per free stage under way (microseconds).
 constexpr double kLoadLatencyUs = 1.2;
-// Warps that it takes to keep an SM's multipliers busy.
+// Warps that it takes to keep an SM's multipliers busy, unless a kernel knows better.
 constexpr double kWarpsToSaturate = 4.0;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -54,7 +54,8 @@ inline double partial_sums_us(const Problem& problem, const Device& device, int 
 // Kernel time of a GEMM in CTA tiles of `config`, microseconds. `slowdown` scales the mainloop's
 // rate for operand types that multiply slower than the rate was measured with.
 inline double tile_cost_us(const Problem& problem, const Device& device, const TileConfig& config,
-                           int split_k, double slowdown) {
+                           int split_k, double slowdown,
+                           double warps_to_saturate = kWarpsToSaturate) {
   const int64_t tiles = ceil_div(problem.m, config.block_m) * ceil_div(problem.n, config.block_n) *
                         problem.batch_count() * split_k;
 
@@ -63,7 +64,7 @@ inline double tile_cost_us(const Problem& problem, const Device& device, const T
   const int64_t per_sm = ceil_div(tiles, std::max(1, device.sm_count));
   const int64_t resident = std::min<int64_t>(per_sm, config.ctas_per_sm);
   const double warps = static_cast<double>(resident) * config.threads / 32.0;
-  const double rate = config.mac_per_cycle * std::min(1.0, warps / kWarpsToSaturate);
+  const double rate = config.mac_per_cycle * std::min(1.0, warps / warps_to_saturate);
   const double k_per_cta =
       static_cast<double>(ceil_div(ceil_div(problem.k, split_k), config.block_k) * config.block_k);
   const double area = static_cast<double>(config.block_m) * config.block_n;

@@ -217,6 +217,34 @@ TEST(Select, SkinnyGatesInOneKernelAndSplitsItsK) {
                   "cannot split K");
 }
 
+TEST(Select, TinyRunsBatchesOfSmallProducts) {
+  const auto batch = [](int64_t count, int64_t size, int64_t k) {
+    Problem problem = f16(size, size, k);
+    problem.batch_dims = 1;
+    problem.batch_size[0] = count;
+    problem.a.batch_stride[0] = problem.b.batch_stride[0] = size * k;
+    problem.out.batch_stride[0] = size * size;
+    return problem;
+  };
+  const auto plan = [](const Problem& problem, const Device& device) {
+    const Selection selection = select(problem, device);
+    EXPECT_TRUE(selection.plan) << selection.error;
+    return to_string(*selection.plan);
+  };
+  for (const Device& device : {h200(), a100()}) {
+    SCOPED_TRACE(device.name);
+    EXPECT_EQ(plan(batch(70000, 8, 8), device), "tiny:8x8");
+    EXPECT_EQ(plan(batch(4096, 16, 16), device), "tiny:16x16");
+    EXPECT_EQ(plan(batch(1024, 32, 32), device), "tiny:32x32");
+    EXPECT_NE(chosen(batch(64, 1024, 1024), device), "tiny");
+    EXPECT_NE(chosen(f16(4096, 4096, 4096), device), "tiny");
+  }
+  Problem single = batch(1024, 32, 32);
+  single.a.dtype = single.b.dtype = single.out.dtype = DType::kFloat32;
+  EXPECT_CONTAINS(refusal(single, h200(), "tiny"), "FP16 and BF16");
+  EXPECT_CONTAINS(refusal(batch(4, 8, 8), h200(), "tiny:8x8,split_k=2"), "cannot split K");
+}
+
 TEST(Select, AStaticWeightDoesNotChangeThePlan) {
   for (const auto& [n, k] : kLlama) {
     Problem problem = f16(4, n, k);

@@ -11,10 +11,11 @@ namespace tgemm::simt {
 
 // FP32 operands with a unit stride, pipelined with cp.async. Two warps per scheduler saturate the
 // FMA pipes, so registers are spent on (8, 16) outputs per thread: more would spill, fewer read
-// more shared memory.
+// more shared memory. The smallest is for batches of small products.
 using AsyncTiles = std::tuple<                 //
     CtaTile<128, 128, 16, 8, 16, 2, 2, 3, 2>,  //
-    CtaTile<64, 64, 16, 8, 8, 1, 2, 3, 4>>;
+    CtaTile<64, 64, 16, 8, 8, 1, 2, 3, 4>,     //
+    CtaTile<32, 32, 16, 4, 8, 1, 1, 3, 14>>;
 // Few rows, or few columns: bound by reading the other operand. The small one may have any strides.
 using FewRowsTile = CtaTile<16, 128, 16, 4, 8, 1, 2, 3, 4>;
 using FewColumnsTile = CtaTile<128, 16, 8, 8, 4, 2, 1, 4, 4>;

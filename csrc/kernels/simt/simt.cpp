@@ -29,6 +29,7 @@ constexpr TileConfig config_of(std::string_view name, double mac_per_cycle) {
 constexpr std::array kConfigs = {
     config_of<AsyncTile<0>>("128x128", 96.0),
     config_of<AsyncTile<1>>("64x64", 93.0),
+    config_of<AsyncTile<2>>("32x32", 55.0),
     config_of<simt::FewRowsTile>("16x128", 54.0),
     config_of<simt::FewColumnsTile>("128x16", 54.0),
     config_of<StagedTile<0>>("128x64_staged", 52.0),
@@ -39,6 +40,8 @@ constexpr std::array kConfigs = {
 // stride.
 struct Variant {
   bool async_a, async_b;
+  // Per SM, measured where there is one CTA to an SM, or two.
+  double warps_to_saturate;
   std::string (*launch)(Copy a, Copy b, const GemmParams& params, const LaunchTarget& target);
 };
 
@@ -48,18 +51,19 @@ std::string launch_staged(Copy, Copy, const GemmParams& params, const LaunchTarg
 }
 
 constexpr std::array<Variant, kConfigs.size()> kVariants = {{
-    {true, true, simt::launch_async<AsyncTile<0>>},
-    {true, true, simt::launch_async<AsyncTile<1>>},
-    {false, true,
+    {true, true, 7.0, simt::launch_async<AsyncTile<0>>},
+    {true, true, 4.6, simt::launch_async<AsyncTile<1>>},
+    {true, true, 8.0, simt::launch_async<AsyncTile<2>>},
+    {false, true, kWarpsToSaturate,
      [](Copy, Copy b, const GemmParams& params, const LaunchTarget& target) {
        return simt::launch_few_rows(b, params, target);
      }},
-    {true, false,
+    {true, false, kWarpsToSaturate,
      [](Copy a, Copy, const GemmParams& params, const LaunchTarget& target) {
        return simt::launch_few_columns(a, params, target);
      }},
-    {false, false, launch_staged<0>},
-    {false, false, launch_staged<1>},
+    {false, false, kWarpsToSaturate, launch_staged<0>},
+    {false, false, kWarpsToSaturate, launch_staged<1>},
 }};
 
 const Variant& variant_of(const TileConfig& config) { return kVariants[&config - kConfigs.data()]; }
@@ -124,7 +128,8 @@ const char* rejects(const Problem& problem, const Device& device, const TileConf
 
 double cost_us(const Problem& problem, const Device& device, const TileConfig& config,
                int split_k) {
-  return tile_cost_us(problem, device, config, split_k, /*slowdown=*/1.0);
+  return tile_cost_us(problem, device, config, split_k, /*slowdown=*/1.0,
+                      variant_of(config).warps_to_saturate);
 }
 
 std::string launch_simt(const Plan& plan, const Problem& problem, const Operands& operands,

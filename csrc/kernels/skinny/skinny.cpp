@@ -72,6 +72,9 @@ constexpr int64_t kPrefetchPercent = 5;
 constexpr double kStartUs = 1.2;
 // From a request to its data, of which a CTA has one per stage under way.
 constexpr double kStageLatencyUs = 1.59;
+// What a CTA takes besides, where its place was another's before: seen with thousands of CTAs of a
+// single k-tile.
+constexpr double kWaveUs = 4.5;
 // Adding up within a cluster, and of that, for each CTA beyond the first, per 64x128 outputs of a
 // tile.
 constexpr double kClusterSplitUs = 0.64;
@@ -120,7 +123,8 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
                        (in_cluster && split_k > 1 ? kClusteredShare : 1.0);
   const double waves = std::ceil(static_cast<double>(ctas) / slots);
   const auto k_tiles = static_cast<double>(ceil_div(ceil_div(problem.k, split_k), config.block_k));
-  const double latency_us = waves * k_tiles * kStageLatencyUs / config.stages;
+  const double latency_us =
+      waves * k_tiles * kStageLatencyUs / config.stages + (waves - 1.0) * kWaveUs;
   const double tile_bytes = (config.block_m + config.block_n) * k_tiles * config.block_k *
                             bytes_per_element(problem.a.dtype);
   const double l2_us = static_cast<double>(ctas) * tile_bytes /

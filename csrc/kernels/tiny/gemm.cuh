@@ -1,0 +1,347 @@
+// Many small products: a warp to a tile, operands straight from global memory into the registers of
+// mma.sync, no shared memory and no synchronisation on the way.
+//
+// Which k, row or column of a tile an element of a fragment stands for is free, as long as A and B
+// agree on k and the outputs on rows and columns. It is chosen so that a lane's elements lie side
+// by side in memory whatever the layout: position c of block j (of eight) stands for
+//
+//   permuted(j, c) = kRun * (c / 2) + 2 * j + c % 2
+//
+// Lane i holds positions 2 * (i % 4) and 2 * (i % 4) + 1 of each block, which together are the run
+// of kRun elements from kRun * (i % 4) on: one load for all blocks. An MN-major operand is loaded
+// in runs of rows and transposed 8x8 by 8x8 (movmatrix). Outputs leave in runs as well.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "device/epilogue.cuh"
+#include "device/params.hpp"
+#include "device/ptx.cuh"
+#include "device/tile_scheduler.cuh"
+#include "kernels/tiny/warp_tile.hpp"
+
+namespace tgemm::tiny {
+
+// 16-bit elements of an operand, [block of rows (columns)][block of k], two to a word.
+template <int kBlocks>
+using Fragment = uint32_t[kBlocks][kBlocks];
+
+template <int kBlocks>
+__device__ inline int permuted(int block, int position) {
+  return 2 * kBlocks * (position / 2) + 2 * block + position % 2;
+}
+
+template <int kWords>
+__device__ inline void load_run(uint32_t (&words)[kWords], const uint16_t* from) {
+  if constexpr (kWords == 1) {
+    words[0] = *reinterpret_cast<const uint32_t*>(from);
+  } else if constexpr (kWords == 2) {
+    const uint2 v = *reinterpret_cast<const uint2*>(from);
+    words[0] = v.x, words[1] = v.y;
+  } else {
+    static_assert(kWords == 4);
+    const uint4 v = *reinterpret_cast<const uint4*>(from);
+    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+  }
+}
+
+template <int kWords>
+__device__ inline void store_run(uint16_t* to, const uint32_t (&words)[kWords]) {
+  if constexpr (kWords == 1) {
+    *reinterpret_cast<uint32_t*>(to) = words[0];
+  } else if constexpr (kWords == 2) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+  } else {
+    static_assert(kWords == 4);
+    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+// How an operand lies in memory: the same for all tiles, so nothing of it takes a lane's registers.
+struct Layout {
+  int64_t stride_mn, stride_k;
+  Load load;
+
+  __device__ bool k_inner() const { return stride_k < stride_mn; }
+};
+
+// Of a fragment in shared memory, elements: runs stay aligned.
+template <int kBlocks>
+constexpr int kStagedPitch = 10 * kBlocks;
+
+// Rows of A (columns of B) that belong to a tile, from some k on.
+struct Operand {
+  const uint16_t* first;
+  int mn_left;  // none: a tile that does not exist
+
+  __device__ Operand from_lane(int lane) const {
+    const auto address = __shfl_sync(~0u, reinterpret_cast<unsigned long long>(first), lane);
+    return {reinterpret_cast<const uint16_t*>(address), __shfl_sync(~0u, mn_left, lane)};
+  }
+
+  // Requests the first kSize of K, of which k_left exist; zeros beyond the matrix. What arrives is
+  // in an order of its own until `arrange`, which is another function lest the warp waits for one
+  // operand before it requests the next.
+  template <int kBlocks>
+  __device__ void request(const Layout& layout, int k_left, int lane,
+                          Fragment<kBlocks>& words) const {
+    const int group = lane / 4, run = 2 * kBlocks * (lane % 4);
+#pragma unroll
+    for (int w = 0; w < kBlocks * kBlocks; ++w) words[w / kBlocks][w % kBlocks] = 0;
+    if (layout.load == Load::kKMajor) {
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        const int row = permuted<kBlocks>(j, group);
+        if (row < mn_left && run < k_left) load_run(words[j], first + row * layout.stride_mn + run);
+      }
+    } else if (layout.load == Load::kMnMajor) {
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        const int at = permuted<kBlocks>(i, group);
+        if (at < k_left && run < mn_left) load_run(words[i], first + at * layout.stride_k + run);
+      }
+    } else {
+      // Lanes side by side take elements that lie side by side, as far as there are such.
+      constexpr int kSize = 8 * kBlocks, kLines = 32 / kSize;
+      const bool k_inner = layout.k_inner();
+      const int64_t inner_stride = k_inner ? layout.stride_k : layout.stride_mn;
+      const int64_t line_stride = k_inner ? layout.stride_mn : layout.stride_k;
+      const int inner = lane % kSize, line = lane / kSize;
+      const uint16_t* from = first + inner * inner_stride + line * line_stride;
+      const int left =
+          inner < (k_inner ? k_left : mn_left) ? (k_inner ? mn_left : k_left) - line : 0;
+#pragma unroll
+      for (int i = 0; i < kSize / kLines; ++i) {
+        if (i * kLines < left) {
+          uint32_t& word = words[i / 2 / kBlocks][i / 2 % kBlocks];
+          word |= uint32_t{*from} << (i % 2 * 16);
+        }
+        from += kLines * line_stride;
+      }
+    }
+  }
+
+  // Brings what was requested into the order of a fragment. `staged` is room for one in shared
+  // memory.
+  template <int kBlocks>
+  __device__ static void arrange(const Layout& layout, int lane, uint16_t* staged,
+                                 Fragment<kBlocks>& words) {
+    if (layout.load == Load::kMnMajor) {
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        words[i][i] = ptx::movmatrix_trans(words[i][i]);
+#pragma unroll
+        for (int j = 0; j < i; ++j) {
+          const uint32_t upper = ptx::movmatrix_trans(words[j][i]);
+          words[j][i] = ptx::movmatrix_trans(words[i][j]);
+          words[i][j] = upper;
+        }
+      }
+    } else if (layout.load == Load::kAnyStride) {
+      constexpr int kSize = 8 * kBlocks, kLines = 32 / kSize, kPitch = kStagedPitch<kBlocks>;
+      const bool k_inner = layout.k_inner();
+      const int inner = lane % kSize, line = lane / kSize;
+      uint16_t* to = staged + (k_inner ? line * kPitch + inner : inner * kPitch + line);
+      const int step = kLines * (k_inner ? kPitch : 1);
+      __syncwarp();  // the last fragment has been read
+#pragma unroll
+      for (int i = 0; i < kSize / kLines; ++i) {
+        const uint32_t word = words[i / 2 / kBlocks][i / 2 % kBlocks];
+        to[i * step] = static_cast<uint16_t>(word >> (i % 2 * 16));
+      }
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        load_run(words[j],
+                 staged + permuted<kBlocks>(j, lane / 4) * kPitch + 2 * kBlocks * (lane % 4));
+      }
+    }
+  }
+};
+
+// kBlocks x kBlocks blocks of 8x8 outputs, in pairs of blocks of rows as mma has them. A single
+// block of rows has the lower half of a pair; the other half multiplies zeros and is not looked at.
+template <int kBlocks>
+using Accumulators = float[(kBlocks + 1) / 2][kBlocks][4];
+
+template <int kBlocks>
+__device__ inline void multiply(DType dtype, const Fragment<kBlocks>& a, const Fragment<kBlocks>& b,
+                                Accumulators<kBlocks>& acc) {
+  const auto all = [&](const auto& mma) {
+    if constexpr (kBlocks == 1) {
+      mma(acc[0][0], {a[0][0], 0u}, b[0][0]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kBlocks; k += 2) {
+#pragma unroll
+        for (int m = 0; m < kBlocks; m += 2) {
+          const uint32_t rows[4] = {a[m][k], a[m + 1][k], a[m][k + 1], a[m + 1][k + 1]};
+#pragma unroll
+          for (int n = 0; n < kBlocks; ++n) mma(acc[m / 2][n], rows, b[n][k], b[n][k + 1]);
+        }
+      }
+    }
+  };
+  if constexpr (kBlocks == 1) {
+    using Rows = const uint32_t (&)[2];
+    if (dtype == DType::kFloat16) {
+      all([](float (&d)[4], Rows rows, uint32_t b) { ptx::mma_m16n8k8_f16(d, rows, b); });
+    } else {
+      all([](float (&d)[4], Rows rows, uint32_t b) { ptx::mma_m16n8k8_bf16(d, rows, b); });
+    }
+  } else {
+    using Rows = const uint32_t (&)[4];
+    if (dtype == DType::kFloat16) {
+      all([](float (&d)[4], Rows rows, uint32_t b0, uint32_t b1) {
+        ptx::mma_m16n8k16_f16(d, rows, b0, b1);
+      });
+    } else {
+      all([](float (&d)[4], Rows rows, uint32_t b0, uint32_t b1) {
+        ptx::mma_m16n8k16_bf16(d, rows, b0, b1);
+      });
+    }
+  }
+}
+
+// Calls body(row, values) for each row of the tile that this lane has outputs of: kRun columns from
+// kRun * (lane % 4) on.
+template <int kBlocks, class Body>
+__device__ inline void for_rows(const Accumulators<kBlocks>& acc, int lane, const Body& body) {
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    float values[2 * kBlocks];
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+      values[2 * n] = acc[j / 2][n][j % 2 * 2];
+      values[2 * n + 1] = acc[j / 2][n][j % 2 * 2 + 1];
+    }
+    body(permuted<kBlocks>(j, lane / 4), values);
+  }
+}
+
+__device__ inline uint32_t pack(DType dtype, float low, float high) {
+  if (dtype == DType::kFloat16) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// `plain_runs`: outputs of 16 bits can be stored in aligned runs, and the epilogue has nothing but
+// alpha.
+template <class Warp>
+__global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
+    tiny_gemm(const __grid_constant__ GemmParams params, Load load_a, Load load_b,
+              bool plain_runs) {
+#if __CUDA_ARCH__ < 800
+  __trap();
+#else
+  constexpr int kBlocks = Warp::kBlocks, kTiles = Warp::kTiles, kSize = Warp::kSize;
+  constexpr int kRun = Warp::kRun;
+  constexpr int kLanes = 32 / kTiles;  // for each tile
+  __shared__ __align__(16) float shared[kWarps][Warp::kStagedFloats];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  float* const staged = shared[warp];
+  uint16_t* const staged_a = reinterpret_cast<uint16_t*>(staged);
+  uint16_t* const staged_b = staged_a + kSize * kStagedPitch<kBlocks>;
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+
+  const TileScheduler<kSize, kSize> scheduler(params);
+  Layout layout_a{params.a.row_stride, params.a.col_stride, load_a};
+  Layout layout_b{params.b.col_stride, params.b.row_stride, load_b};
+  const int k_size = static_cast<int>(params.k);
+  const int64_t stride = int64_t{gridDim.x} * (kWarps * kTiles);
+#pragma unroll 1
+  for (int64_t first = (int64_t{blockIdx.x} * kWarps + warp) * kTiles; first < scheduler.count();
+       first += stride) {
+    // As many lanes decode each of the tiles, and tell the others.
+    const int tiles = static_cast<int>(min(scheduler.count() - first, int64_t{kTiles}));
+    const int mine = lane / kLanes;
+    const auto decode = [&] { return scheduler.tile(first + min(mine, tiles - 1)); };
+    Operand a[kTiles], b[kTiles];
+    {
+      const Tile tile = decode();
+      const auto share = [&](const Layout& layout, const MatrixParams& matrix, int64_t offset,
+                             int64_t begin, int64_t size, Operand(&operands)[kTiles]) {
+        const Operand own{
+            static_cast<const uint16_t*>(matrix.pointer) + offset + begin * layout.stride_mn,
+            mine < tiles ? static_cast<int>(min(size - begin, int64_t{kSize})) : 0};
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) operands[i] = own.from_lane(i * kLanes);
+      };
+      share(layout_a, params.a, tile.offset.a, tile.m, params.m, a);
+      share(layout_b, params.b, tile.offset.b, tile.n, params.n, b);
+    }
+
+    Accumulators<kBlocks> acc[kTiles] = {};
+#pragma unroll 1
+    for (int k_left = k_size; k_left > 0; k_left -= kSize) {
+      // Else ptxas works out every address of every layout before the loop, and spills them.
+      asm volatile("" : "+l"(layout_a.stride_mn), "+l"(layout_a.stride_k));
+      asm volatile("" : "+l"(layout_b.stride_mn), "+l"(layout_b.stride_k));
+      Fragment<kBlocks> a_words[kTiles], b_words[kTiles];
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        a[i].template request<kBlocks>(layout_a, k_left, lane, a_words[i]);
+        b[i].template request<kBlocks>(layout_b, k_left, lane, b_words[i]);
+        a[i].first += kSize * layout_a.stride_k;
+        b[i].first += kSize * layout_b.stride_k;
+      }
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        Operand::arrange<kBlocks>(layout_a, lane, staged_a, a_words[i]);
+        Operand::arrange<kBlocks>(layout_b, lane, staged_b, b_words[i]);
+        multiply<kBlocks>(params.a.dtype, a_words[i], b_words[i], acc[i]);
+      }
+    }
+
+    // Where the outputs lie is worked out again: kept, it would take more registers than there are.
+    const int column = kRun * (lane % 4);
+    if (plain_runs) {
+      const Tile tile = decode();
+      const int64_t offset = tile.offset.out + tile.m * params.out.row_stride + tile.n;
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        uint16_t* const out = static_cast<uint16_t*>(params.out.pointer) +
+                              __shfl_sync(~0u, offset, i * kLanes) + column;
+        for_rows<kBlocks>(acc[i], lane, [&](int row, const float (&values)[kRun]) {
+          uint32_t words[kBlocks];
+#pragma unroll
+          for (int w = 0; w < kBlocks; ++w) {
+            words[w] = pack(params.out.dtype, params.alpha * values[2 * w],
+                            params.alpha * values[2 * w + 1]);
+          }
+          if (row < a[i].mn_left && column < b[i].mn_left) {
+            store_run(out + row * params.out.row_stride, words);
+          }
+        });
+      }
+    } else {
+      __syncwarp();  // the last fragments have been read
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        for_rows<kBlocks>(acc[i], lane, [&](int row, const float (&values)[kRun]) {
+          float* const to = staged + (i * kSize + row) * Warp::kPitch + column;
+#pragma unroll
+          for (int c = 0; c < kRun; ++c) to[c] = values[c];
+        });
+      }
+      __syncwarp();
+      if (mine < tiles) {
+        const Tile tile = decode();
+        store_tile<kSize, kSize, Warp::kPitch, kLanes, 1>(
+            params, tile, tile.m, tile.n, staged + mine * kSize * Warp::kPitch, lane % kLanes);
+      }
+      __syncwarp();  // the next tiles are staged over these
+    }
+  }
+#endif
+}
+
+}  // namespace tgemm::tiny

@@ -1,0 +1,145 @@
+// The tiny row of the kernel table.
+#include "kernels/tiny/tiny.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/cost_model.hpp"
+#include "kernels/tiny/instances.hpp"
+
+namespace tgemm {
+namespace {
+
+using tiny::Arguments;
+using tiny::Load;
+
+struct Traits {
+  int tiles;  // per warp
+  std::string (*launch)(const Arguments&, const LaunchTarget&);
+};
+
+template <class Warp>
+constexpr TileConfig config_of(std::string_view name) {
+  return {.name = name,
+          .block_m = Warp::kSize,
+          .block_n = Warp::kSize,
+          .block_k = Warp::kSize,
+          .threads = 32 * tiny::kWarps,
+          .stages = 2,
+          .shared_memory_bytes = int{sizeof(float)} * tiny::kWarps * Warp::kStagedFloats,
+          .ctas_per_sm = Warp::kCtasPerSm,
+          .mac_per_cycle = 512.0};
+}
+
+template <class Warp>
+constexpr Traits traits_of() {
+  return {Warp::kTiles, tiny::launch<Warp>};
+}
+
+constexpr std::array kConfigs = {config_of<tiny::Tile8>("8x8"), config_of<tiny::Tile16>("16x16"),
+                                 config_of<tiny::Tile32>("32x32")};
+constexpr std::array kTraits = {traits_of<tiny::Tile8>(), traits_of<tiny::Tile16>(),
+                                traits_of<tiny::Tile32>()};
+
+// Measured on an H200 (benchmarks/NOTES.md); microseconds.
+constexpr double kTinyStartUs = 2.3;
+// A wave of warps: decoding and storing, and each step along K.
+constexpr double kTileUs = 1.5;
+constexpr double kStepUs = 1.2;
+// More of a step for an operand that is loaded element by element.
+constexpr double kElementsUs = 0.8;
+// Latency and the memory's rate slow one another: a norm of them, not the larger.
+constexpr double kNorm = 4.0;
+
+const Traits& traits(const TileConfig& config) {
+  return kTraits[static_cast<size_t>(&config - kConfigs.data())];
+}
+
+// Can `matrix` be read or written in runs of `run` elements along the dimension of `size` elements,
+// lines of which are `stride` apart?
+bool has_runs(const Matrix& matrix, int64_t size, int64_t stride, int run, int batch_dims) {
+  return size % run == 0 && stride % run == 0 &&
+         matrix.address_alignment >= run * bytes_per_element(matrix.dtype) &&
+         std::all_of(matrix.batch_stride.begin(), matrix.batch_stride.begin() + batch_dims,
+                     [run](int64_t batch_stride) { return batch_stride % run == 0; });
+}
+
+Load load_of(const Matrix& matrix, int64_t stride_mn, int64_t stride_k, int64_t mn_size,
+             const Problem& problem, const TileConfig& config) {
+  const int run = config.block_k / 4;
+  if (stride_k == 1 && has_runs(matrix, problem.k, stride_mn, run, problem.batch_dims)) {
+    return Load::kKMajor;
+  }
+  if (stride_mn == 1 && has_runs(matrix, mn_size, stride_k, run, problem.batch_dims)) {
+    return Load::kMnMajor;
+  }
+  return Load::kAnyStride;
+}
+
+Load load_of_a(const Problem& problem, const TileConfig& config) {
+  return load_of(problem.a, problem.a.row_stride, problem.a.col_stride, problem.m, problem, config);
+}
+
+Load load_of_b(const Problem& problem, const TileConfig& config) {
+  return load_of(problem.b, problem.b.col_stride, problem.b.row_stride, problem.n, problem, config);
+}
+
+bool has_plain_runs(const Problem& problem, const TileConfig& config) {
+  const Epilogue& epilogue = problem.epilogue;
+  return !epilogue.has_bias && !epilogue.has_residual && !epilogue.has_preact &&
+         epilogue.activation == Activation::kNone && problem.out.dtype != DType::kFloat32 &&
+         problem.out.col_stride == 1 &&
+         has_runs(problem.out, problem.n, problem.out.row_stride, config.block_n / 4,
+                  problem.batch_dims);
+}
+
+const char* rejects(const Problem& problem, const Device& device, const TileConfig&) {
+  if (device.compute_capability < 80) return "mma.sync m16n8k16 needs compute capability 8.0";
+  if (problem.a.dtype == DType::kFloat32) return "it multiplies FP16 and BF16 operands";
+  if (problem.k > std::numeric_limits<int32_t>::max()) return "K does not fit 32 bits";
+  return nullptr;
+}
+
+double cost_us(const Problem& problem, const Device& device, const TileConfig& config, int) {
+  const double tiles =
+      static_cast<double>(ceil_div(problem.m, config.block_m) *
+                          ceil_div(problem.n, config.block_n) * problem.batch_count());
+  const double steps = static_cast<double>(ceil_div(problem.k, config.block_k));
+  const double slots = std::max(1, device.sm_count) * config.ctas_per_sm * tiny::kWarps;
+  const double waves = std::max(1.0, std::ceil(tiles / traits(config).tiles) / slots);
+  double step_us = kStepUs;
+  for (const Load load : {load_of_a(problem, config), load_of_b(problem, config)}) {
+    if (load == Load::kAnyStride) step_us += kElementsUs;
+  }
+  const double latency_us = waves * (kTileUs + steps * step_us);
+  return kTinyStartUs +
+         std::pow(std::pow(latency_us, kNorm) + std::pow(memory_us(problem, device), kNorm),
+                  1.0 / kNorm);
+}
+
+std::string launch_tiny(const Plan& plan, const Problem& problem, const Operands& operands,
+                        const LaunchTarget& target) {
+  const Arguments arguments{.gemm = make_params(plan, problem, operands),
+                            .a = load_of_a(problem, *plan.config),
+                            .b = load_of_b(problem, *plan.config),
+                            .plain_runs = has_plain_runs(problem, *plan.config)};
+  return traits(*plan.config).launch(arguments, target);
+}
+
+}  // namespace
+
+KernelEntry tiny_entry() {
+  return {"tiny",
+          "many small products on Tensor Cores: a warp to a tile, operands straight into registers",
+          /*automatic=*/true,
+          /*splits_k=*/false,
+          kConfigs,
+          rejects,
+          cost_us,
+          launch_tiny};
+}
+
+}  // namespace tgemm
