@@ -7,6 +7,9 @@ import math
 
 import pytest
 import torch
+from problems import MODES as MODE_NAMES
+from problems import Case
+from promises import CONFIGS
 
 import torch_gemm
 from torch_gemm import checking, measure
@@ -24,6 +27,32 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def case_of(problem: Problem) -> Case:
+    """The same for the promises of the kernels."""
+    return Case(
+        problem.m,
+        problem.n,
+        problem.k,
+        "fp32" if problem.mode == "fp32/ieee" else problem.mode,
+        problem.layout,
+        "odd stride" if problem.odd else "aligned",
+        "gelu" if problem.fused else "none",
+    )
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_every_configuration_takes_a_problem_in_each_of_its_modes(config):
+    table = {kernel["name"]: kernel for kernel in torch_gemm.kernels()}[config.kernel]
+    (described,) = [one for one in table["configs"] if one["name"] == config.name]
+    problems = list(checking.problems_for(str(config), described, table["splits_k"]))
+    taken = {
+        case.mode
+        for case in map(case_of, problems)
+        if case.mode in MODE_NAMES and config.runs(case)
+    }
+    assert taken == set(config.modes)
 
 
 @pytest.fixture
@@ -57,7 +86,7 @@ def test_every_configuration_and_what_is_chosen(unforced):
         assert kernel.ok, kernel.failures
         assert kernel.modes == list(MODES)
         assert 0 < kernel.share <= 1
-    assert checked[0].problems == len(MODES) * 6
+    assert checked[0].problems == len(MODES) * 7
     assert checked[2].problems == len(list(checking.automatic_problems()))
     forced = set(unforced.forced)
     assert forced == {None, *(f"simt:{c},split_k={s}" for c in ("64x64", "32x32") for s in (1, 3))}

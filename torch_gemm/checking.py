@@ -217,6 +217,7 @@ def problems_for(name: str, config: dict[str, Any], splits_k: bool) -> Iterator[
     forced = f"{name},split_k=1" if splits_k else name
     for mode in MODES:
         # Sizes that end inside a tile; rows and strides in whole vectors of 16 bytes, then in odd ones.
+        yield Problem(m + 8, n + 24, 2 * k + 16, mode, force_kernel=forced)
         yield Problem(m + 8, n + 24, 3 * k + 8, mode, fused=True, force_kernel=forced)
         yield Problem(m + 8, n + 24, 2 * k + 16, mode, "nn", force_kernel=forced)
         yield Problem(m + 3, n + 5, 2 * k + 7, mode, odd=True, fused=True, force_kernel=forced)
@@ -224,7 +225,7 @@ def problems_for(name: str, config: dict[str, Any], splits_k: bool) -> Iterator[
         yield Problem(*sizes, mode, "tn", odd=True, force_kernel=forced)
         if splits_k:
             split = f"{name},split_k=3"
-            yield Problem(m + 8, n + 24, 5 * k + 8, mode, fused=True, force_kernel=split)
+            yield Problem(m + 8, n + 24, 5 * k + 8, mode, force_kernel=split)
             yield Problem(m + 3, n + 5, 4 * k + 7, mode, odd=True, force_kernel=split)
 
 
