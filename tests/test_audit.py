@@ -229,6 +229,27 @@ def test_census_and_overflow():
     assert "overflows: 1, torch 1" in auditing.tables.notes_of(audited)
 
 
+def test_what_may_be_an_infinity():
+    """FP16 rounds to infinity from 65520 on; the contract allows 16.32 before."""
+    truth = torch.tensor(
+        [65500.0, 65503.0, 65504.0, 65520.0, 1e9, math.inf, -1e9, math.nan]
+    ).double()
+    infinite = torch.full((8,), math.inf).half()
+    share = numerics.share_of_contract(infinite, truth, torch.zeros(8), 8.0)
+    assert share.tolist() == [math.inf, math.inf, 0, 0, 0, 0, math.inf, math.inf]
+    largest = torch.full((8,), 65504.0).half()
+    share = numerics.share_of_contract(largest, truth, torch.zeros(8), 8.0)
+    assert share[:4].tolist() == pytest.approx([4 / 16.32, 1 / 16.32, 0, 16 / 16.32])
+    assert share[4] > 1
+    assert share[5:].tolist()[::2] == [math.inf, math.inf]
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        largest = torch.tensor(torch.finfo(dtype).max).double()
+        step, nothing = numerics.ulp(largest, dtype), torch.zeros(()).double()
+        result = torch.tensor(math.inf).to(dtype)
+        assert numerics.share_of_contract(result, largest + step / 2, nothing, 0.0) == 0
+        assert numerics.share_of_contract(result, largest - step, nothing, 0.0) == math.inf
+
+
 def test_outliers_are_told_from_broken():
     """One product dominates, and every addition after it rounds at its size."""
     x = torch.rand(256, 512) + 0.5

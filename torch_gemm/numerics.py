@@ -180,15 +180,19 @@ def share_of_contract(
     `slack` is allowed besides.
 
     What is not finite has to be what IEEE arithmetic gives: NaN where the truth is NaN, an infinity where
-    the truth is that infinity or so large that what the contract allows reaches beyond the largest number
-    of the dtype. There the share is 0, elsewhere infinite.
+    the truth is that infinity or so large that what the contract allows reaches what rounds to it. There
+    the share is 0, elsewhere infinite.
     """
     allowed = ROUNDING * ulp(truth, actual.dtype) + c * FP32_ROUNDING * magnitude
     if slack is not None:
         allowed = allowed + slack
     wide = actual.double()
     share = ((wide - truth).abs() / allowed).nan_to_num(nan=math.inf, posinf=math.inf)
-    overflows = truth.abs() + allowed > torch.finfo(actual.dtype).max
+    info = torch.finfo(actual.dtype)
+    rounds_to_infinity = info.max * (
+        1 + info.eps / (4 - 2 * info.eps)
+    )  # half an ulp above the largest
+    overflows = truth.abs() + allowed >= rounds_to_infinity
     expected = (wide.isnan() & truth.isnan()) | (wide == truth)
     expected |= wide.isinf() & (overflows & (wide.sign() == truth.sign()))
     return torch.where(expected, 0.0, share)

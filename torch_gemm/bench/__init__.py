@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Suites that are no list of shapes.
 OTHER_SUITES = ("ladder", "models")
-TABLE_WIDTH = 130
+TABLE_WIDTH = 150
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from torch_gemm.bench.results import (
     Comparison,
     Result,
     caption_of,
+    entries_of,
     geometric_mean,
     kind_of,
     regime_of,
@@ -36,7 +37,7 @@ def headings_of(result: Result) -> list[str]:
     rivals = rivals_of(result)
     best = ["over best"] if rivals else []
     times = [f"{name}, us" for name in ("torch", *rivals, "tgemm")]
-    return ["M x N x K", *times, "TFLOP/s", "kernel", "speed-up", *best, "control"]
+    return ["M x N x K", *times, "TFLOP/s", "kernel", "speed-up", *best, "noise", "control"]
 
 
 def rivals_of(result: Result) -> list[str]:
@@ -45,8 +46,14 @@ def rivals_of(result: Result) -> list[str]:
     return [name for name in AGAINST.values() if any(name in row["contenders"] for row in rows)]
 
 
-def cells_of(row: dict[str, Any], rivals: Sequence[str]) -> list[str]:
-    """A line of the table, under `headings_of`."""
+def cells_of(result: Result) -> list[list[str]]:
+    """The lines of the table, under `headings_of`. The noise is that of the speed-up, see `compare`."""
+    rivals = rivals_of(result)
+    noises = [entry.noise for entry in entries_of(result)]
+    return [_cells(row, rivals, noise) for row, noise in zip(result["rows"], noises, strict=True)]
+
+
+def _cells(row: dict[str, Any], rivals: Sequence[str], noise: float) -> list[str]:
     contenders = row["contenders"]
     times = [contenders.get(name) for name in ("torch", *rivals, "tgemm")]
     return [
@@ -56,6 +63,7 @@ def cells_of(row: dict[str, Any], rivals: Sequence[str]) -> list[str]:
         row.get("chosen") or "-",
         f"{row['ratio']:.3f}",
         *([f"{row['best_ratio']:.3f}"] if rivals else []),
+        f"{noise:.1%}",
         f"{row['control_ratio']:.3f}",
     ]
 
@@ -160,12 +168,10 @@ def show(result: Result) -> list[RenderableType]:
     title = f"{result['name']}: {result['stamp']['card']}"
     if kind == "models":
         return [rich_table(title, MODEL_HEADINGS, model_cells(result))]
-    rivals = rivals_of(result)
     shown: list[RenderableType] = []
     if result["rows"]:
-        lines = [cells_of(row, rivals) for row in result["rows"]]
         shown = [
-            rich_table(title, headings_of(result), lines),
+            rich_table(title, headings_of(result), cells_of(result)),
             rich_table("Speed-up over torch", SUMMARY_HEADINGS, summary_of(result)),
             Text(caption_of(result)),
         ]
@@ -190,7 +196,8 @@ def rich_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for i, text in enumerate(headings):
-        table.add_column(text, justify="left" if i == 0 else "right", no_wrap=i == 0)
+        left = i == 0
+        table.add_column(text, justify="left" if left else "right", no_wrap=left, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     return table
@@ -372,12 +379,11 @@ def page(result: Result, comparison: Comparison | None = None) -> str:
     if kind == "models":
         parts.append(html.table(MODEL_HEADINGS, model_cells(result)))
     if kind == "side_by_side" and result["rows"]:
-        rivals = rivals_of(result)
         parts += [
             html.table(SUMMARY_HEADINGS, summary_of(result)),
             html.table(
                 headings_of(result),
-                [cells_of(row, rivals) for row in result["rows"]],
+                cells_of(result),
                 [row["ratio"] < 1 - FAR for row in result["rows"]],
             ),
             html.paragraph(caption_of(result), note=True),
