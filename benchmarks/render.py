@@ -19,8 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shapes import AGAINST, Shape, shape_of
 from torch_gemm._digest import source_digest
+from torch_gemm.bench.results import caption_of, source_of
+from torch_gemm.bench.shapes import AGAINST, Shape, shape_of
 from torch_gemm.console import CommandError
 from torch_gemm.ladder.picture import draw, drawn_digest, result_digest
 from torch_gemm.ladder.rungs import RUNGS
@@ -86,15 +87,6 @@ def stale(text: str, results: Path = RESULTS) -> list[str]:
     ]
 
 
-def source_of(result: Result) -> str:
-    """Where the numbers of a result come from."""
-    stamp = result["stamp"]
-    return (
-        f"{stamp['card']}, driver {stamp['driver']}, torch {stamp['torch']}, {stamp['date']}: CUDA "
-        f"graphs over random inputs beyond L2, replayed in turn, medians of {result['rounds']} rounds."
-    )
-
-
 def _table(header: str, rule: str, rows: Iterable[str]) -> str:
     return "\n".join([header, rule, *rows]) + "\n"
 
@@ -110,14 +102,14 @@ def side_by_side(result: Result) -> str:
 def table_of(rows: Sequence[dict[str, Any]]) -> str:
     """One line a shape: torch, its rivals, tgemm's own choice and what it chose, and what that gains.
 
-    Layouts, epilogues and rivals have columns where there are any. With rivals, the gain is over the best
+    Layouts, epilogues, odd placements and rivals have columns where there are any. With rivals, the gain is over the best
     of them and torch.
     """
-    shapes = [shape_of(row) for row in rows]
+    shapes, plain = [shape_of(row) for row in rows], Shape(1, 1, 1, "")
     columns = ["dtype"] + [
         name
-        for name in ("layout", "epilogue")
-        if any(getattr(shape, name) != getattr(Shape, name) for shape in shapes)
+        for name in ("layout", "epilogue", "placement")
+        if any(getattr(shape, name) != getattr(plain, name) for shape in shapes)
     ]
     others = ["torch"] + [
         name for name in AGAINST.values() if any(name in row["contenders"] for row in rows)
@@ -127,13 +119,18 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
         f"| M x N x K | {' | '.join([*columns, *others])} | tgemm | kernel | speed-up |",
         f"|---|{'---|' * len(columns)}{'---:|' * len(others)}---:|---|---:|",
         (
-            f"| {shape.m} x {shape.n} x {shape.k} "
+            f"| {_sizes(shape)} "
             f"| {' | '.join(getattr(shape, name) or '-' for name in columns)} "
             f"| {' | '.join(_time(row['contenders'].get(name)) for name in [*others, 'tgemm'])} "
             f"| `{row['chosen']}` | {row[gain]:.2f} |"
             for row, shape in zip(rows, shapes, strict=True)
         ),
     )
+
+
+def _sizes(shape: Shape) -> str:
+    sizes = f"{shape.m} x {shape.n} x {shape.k}"
+    return sizes if shape.batch == 1 else f"{shape.batch} x ({sizes})"
 
 
 def fused(result: Result) -> str:
@@ -143,12 +140,6 @@ def fused(result: Result) -> str:
         "the\nactivation or addition; for `swiglu`, N columns each of gate and up, one product of both and a "
         f"compiled\n`silu(gate) * up`.\n\n{side_by_side(result)}"
     )
-
-
-def caption_of(result: Result) -> str:
-    """Where the numbers come from, and how far the method is to be trusted."""
-    spread = max(abs(row["control_ratio"] - 1) for row in result["rows"])
-    return f"{source_of(result)} torch beside itself differed by up to {spread:.1%}."
 
 
 def _time(contender: dict[str, Any] | None) -> str:

@@ -4,243 +4,27 @@
     python -m benchmarks.side_by_side --suite sm90 --against lt,compile
     python -m benchmarks.side_by_side --sweep mma_sync --shapes 4096x4096x4096,512x4096x4096 --dtype fp16
 
-Results go to benchmarks/results/NAME.json.
+Results go to benchmarks/results/NAME.json. `python -m torch_gemm bench` measures the same suites and shows
+tables, plots and differences from a stored result.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import torch_gemm
-from benchmarks.cublaslt import CublasLtError, Linear
-from benchmarks.shapes import (
-    AGAINST,
-    COMPILED,
-    DTYPES,
-    LT,
-    SUITES,
-    Shape,
-    parse_shape,
-    shape_of,
-)
-from torch_gemm.measure import (
-    ROUNDS,
-    CpuRunner,
-    CudaRunner,
-    Runner,
-    input_sets,
-    result_text,
-    stamp,
-    tf32_allowed,
-    time_in_turn,
-)
+from torch_gemm.bench.shapes import AGAINST, DTYPES, SUITES, Shape, parse_shape
+from torch_gemm.bench.side_by_side import parse_against, run_suite
+from torch_gemm.measure import ROUNDS, CpuRunner, CudaRunner, result_text
 
 RESULTS = Path(__file__).with_name("results")
-STORAGE = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-}
-
-# x (M, K), weight (N, K), and bias (N,) or residual (M, N) if there is one.
-Inputs = tuple[Tensor, ...]
-Contender = Callable[..., Tensor]
-
-
-def torch_contender(epilogue: str) -> Contender:
-    """What a user of torch writes."""
-    linear = torch.nn.functional.linear
-    if epilogue == "gelu":
-        return lambda x, weight, bias: torch.nn.functional.gelu(linear(x, weight, bias))
-    if epilogue == "silu":
-        return lambda x, weight: torch.nn.functional.silu(linear(x, weight))
-    if epilogue == "residual":
-        return lambda x, weight, residual: linear(x, weight) + residual
-    if epilogue == "swiglu":
-        gated = torch.compile(silu_times, dynamic=False)
-        return lambda x, weight: gated(linear(x, weight))
-    return lambda x, weight, *bias: linear(x, weight, *bias)
-
-
-def silu_times(packed: Tensor) -> Tensor:
-    """``silu(gate) * up`` of the two halves of the columns."""
-    gate, up = packed.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
-
-
-def tgemm_arguments(shape: Shape, inputs: Inputs) -> tuple[Sequence[Tensor | None], dict[str, Any]]:
-    """Operands and options of tgemm.linear, or of linear_glu for "swiglu"."""
-    options = {"precision": {"fp32": "ieee", "tf32": "tf32"}.get(shape.dtype)}
-    x, weight, *rest = inputs
-    if shape.epilogue == "swiglu":
-        return (x, *weight.chunk(2)), options
-    if shape.epilogue in ("gelu", "silu"):
-        options["activation"] = shape.epilogue
-    return (x, weight, *([None] if shape.epilogue == "residual" else []), *rest), options
-
-
-def contenders_of(shape: Shape, forced: Sequence[str]) -> dict[str, Contender]:
-    """torch, torch once more as a control, tgemm's own choice, and tgemm with each forced kernel."""
-    op = torch.ops.tgemm.linear_glu if shape.epilogue == "swiglu" else torch.ops.tgemm.linear
-
-    def tgemm_contender(force: str | None) -> Contender:
-        def run(*inputs: Tensor) -> Tensor:
-            operands, options = tgemm_arguments(shape, inputs)
-            return op(*operands, **options, force_kernel=force)
-
-        return run
-
-    in_torch = torch_contender(shape.epilogue)
-    contenders = {
-        "torch": in_torch,
-        "torch (control)": in_torch,
-        "tgemm": tgemm_contender(None),
-    }
-    contenders |= {f"tgemm {force}": tgemm_contender(force) for force in forced}
-    return contenders
-
-
-def best_of_lt(shape: Shape, inputs: Sequence[Inputs], runner: Runner) -> Contender:
-    """The fastest of the algorithms that cuBLASLt proposes for a plain product.
-
-    Raises:
-        CublasLtError: if it has none.
-    """
-    product = Linear(*inputs[0])
-
-    def contender(algorithm: Any) -> Contender:
-        return lambda x, weight: product(x, weight, algorithm)
-
-    replays, contenders = {}, {}
-    for i, algorithm in enumerate(product.algorithms):
-        run = contenders[str(i)] = contender(algorithm)
-        try:
-            replays[str(i)] = runner.capture(lambda run=run: [run(*one_set) for one_set in inputs])
-        except CublasLtError:  # not every proposal runs
-            continue
-    if not replays:
-        raise CublasLtError(f"cuBLASLt has no algorithm for {shape}")
-    times = time_in_turn(replays, runner, rounds=3)
-    return contenders[min(times, key=lambda name: statistics.median(times[name]))]
-
-
-def rivals_of(
-    shape: Shape, against: Sequence[str], inputs: Sequence[Inputs], runner: Runner
-) -> dict[str, Contender]:
-    """The contenders of AGAINST that can run a shape."""
-    rivals: dict[str, Contender] = {}
-    if "lt" in against and shape.epilogue == "" and runner.device == "cuda":
-        rivals[LT] = best_of_lt(shape, inputs, runner)
-    if "compile" in against:
-        # It is captured as the others are, so it needs no graphs of its own.
-        compiled = torch.compile(
-            torch_contender(shape.epilogue), mode="max-autotune-no-cudagraphs", dynamic=False
-        )
-        rivals[COMPILED] = compiled
-    return rivals
-
-
-def make_inputs(shape: Shape, device: str, l2_bytes: int) -> list[Inputs]:
-    """Enough sets of random inputs that one pass over all of them leaves nothing useful in L2."""
-
-    def random(*sizes: int) -> Tensor:
-        return torch.randn(*sizes, device=device).to(STORAGE[shape.dtype])
-
-    def one_set() -> Inputs:
-        of_x, of_weight = shape.layout
-        rows = shape.weight_rows
-        x = random(shape.m, shape.k) if of_x == "n" else random(shape.k, shape.m).t()
-        weight = random(rows, shape.k) if of_weight == "t" else random(shape.k, rows).t()
-        if shape.epilogue in ("bias", "gelu"):
-            return x, weight, random(shape.n)
-        if shape.epilogue == "residual":
-            return x, weight, random(shape.m, shape.n)
-        return x, weight
-
-    return [one_set() for _ in range(input_sets(shape.bytes, l2_bytes))]
-
-
-def relative_difference(actual: Tensor, expected: Tensor) -> float:
-    """Largest difference as a share of the largest expected value; a wrong kernel is no contender."""
-    difference = (actual.float() - expected.float()).abs().max()
-    return (difference / expected.float().abs().max()).item()
-
-
-def measure(shape: Shape, against: Sequence[str], runner: Runner, rounds: int) -> dict:
-    """One row of a result: microseconds a call of every contender, and what follows from them.
-
-    `against` are keys of AGAINST. A forced kernel that cannot run the shape is listed under "refused" with its reason.
-    """
-    inputs = make_inputs(shape, runner.device, runner.l2_bytes())
-    with tf32_allowed(shape.dtype == "tf32"):
-        contenders = contenders_of(shape, shape.force)
-        contenders |= rivals_of(shape, against, inputs, runner)
-        expected = contenders["torch"](*inputs[0])
-        replays, differences, refused = {}, {}, {}
-        for name, contender in contenders.items():
-            try:
-                differences[name] = relative_difference(contender(*inputs[0]), expected)
-            except RuntimeError as error:
-                if name in ("torch", "tgemm"):
-                    raise
-                refused[name] = str(error).splitlines()[0]
-                continue
-            replays[name] = runner.capture(
-                lambda run=contender: [run(*one_set) for one_set in inputs]
-            )
-        times = time_in_turn(replays, runner, rounds)
-
-    microseconds = {
-        name: statistics.median(milliseconds) * 1e3 / len(inputs)
-        for name, milliseconds in times.items()
-    }
-    return {
-        **dataclasses.asdict(shape),
-        "input_sets": len(inputs),
-        "chosen": plan_of(shape, inputs[0], runner),
-        "contenders": {
-            name: {
-                "us": round(us, 3),
-                "tflops": round(shape.flops / us * 1e-6, 2),
-                "rounds_us": [round(ms * 1e3 / len(inputs), 3) for ms in times[name]],
-                "largest_relative_difference": float(f"{differences[name]:.3g}"),
-            }
-            for name, us in microseconds.items()
-        },
-        "refused": refused,
-        # Above 1: tgemm's own choice is faster than torch; than the best that is not tgemm.
-        "ratio": round(microseconds["torch"] / microseconds["tgemm"], 4),
-        "best_ratio": round(
-            min(us for name, us in microseconds.items() if not name.startswith("tgemm"))
-            / microseconds["tgemm"],
-            4,
-        ),
-        "control_ratio": round(microseconds["torch"] / microseconds["torch (control)"], 4),
-    }
-
-
-def plan_of(shape: Shape, inputs: Inputs, runner: Runner) -> str | None:
-    """The kernel that tgemm chooses for a shape."""
-    if runner.device == "cpu":
-        return None
-    (x, weight, *rest), options = tgemm_arguments(shape, inputs)
-    if shape.epilogue == "swiglu":
-        plan = torch.ops.tgemm._linear_glu_plan(x, weight, *rest, **options)
-    else:
-        plan = torch.ops.tgemm._plan(x, weight.t(), *rest, **options)
-    return json.loads(plan).get("plan")
 
 
 def forced_configurations(
@@ -272,42 +56,6 @@ def forced_configurations(
     ]
 
 
-def run_suite(
-    name: str, shapes: Sequence[Shape], against: Sequence[str], runner: Runner, rounds: int
-) -> dict[str, Any]:
-    """Measures all shapes and prints a line for each as it goes.
-
-    Returns:
-        What is stored: {"name", "stamp", "rounds", "kernels", "rows"}.
-    """
-    start = time.perf_counter()
-    rows = []
-    for shape in shapes:
-        row = measure(shape, against, runner, rounds)
-        rows.append(row)
-        print(line_of(row), flush=True)
-    print(f"{name}: {time.perf_counter() - start:.1f} s")
-    return {
-        "name": name,
-        "stamp": stamp(runner),
-        "rounds": rounds,
-        "kernels": torch_gemm.kernels() if runner.device == "cuda" else [],
-        "rows": rows,
-    }
-
-
-def line_of(row: dict[str, Any]) -> str:
-    """A row for the terminal."""
-    parts = [f"{shape_of(row)}:"]
-    parts += [
-        f"{name} {contender['us']:.1f} us ({contender['tflops']:.0f} TFLOP/s)"
-        for name, contender in row["contenders"].items()
-    ]
-    parts += [f"{name} refused" for name in row["refused"]]
-    parts.append(f"torch/tgemm {row['ratio']:.3f} (control {row['control_ratio']:.3f})")
-    return " | ".join(parts)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -336,9 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runner = CudaRunner() if parsed.device == "cuda" else CpuRunner()
 
     try:
-        against = [name for name in parsed.against.split(",") if name]
-        if unknown := set(against) - set(AGAINST):
-            raise ValueError(f"--against knows {', '.join(AGAINST)}, not {', '.join(unknown)}")
+        against = parse_against(parsed.against)
         if parsed.suite:
             name, shapes = parsed.suite, SUITES[parsed.suite]
         else:

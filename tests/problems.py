@@ -20,13 +20,19 @@ from os import environ
 import torch
 from torch import Tensor
 
-import torch_gemm  # noqa: F401  (registers the ops)
+from torch_gemm import numerics
+from torch_gemm.numerics import (  # noqa: F401  (for tests that see problems alone)
+    Reference,
+    accuracy_constant,
+    activate,
+    constant_used,
+    ulp,
+    without_ties,
+)
+from torch_gemm.windows import GUARD_VALUE, Alignment, place, whole_of
 
 # Drawn anew for each run; set TGEMM_TEST_SEED to repeat one.
 BASE_SEED = int(environ.get("TGEMM_TEST_SEED") or secrets.randbelow(2**31))
-
-GUARD = 64  # elements before and after each window: keeps its 16-byte alignment for every dtype
-GUARD_VALUE = -1280.0  # exact in every dtype, and no result of the problems here
 
 
 @dataclass(frozen=True)
@@ -49,14 +55,6 @@ MODES = {
 # Which of a matrix's two dimensions is contiguous, for a (m, k) and b (k, n): "n" is row-major, "t"
 # is column-major.
 LAYOUTS = ("nn", "nt", "tn", "tt")
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """Where a matrix starts and how its leading stride is rounded, in elements."""
-
-    offset: int = 0
-    odd_stride: bool = False
 
 
 ALIGNMENTS = {
@@ -142,81 +140,9 @@ class Case:
     seed: int = 0
 
 
-def accuracy_constant(kernel: str | None, k: int) -> float:
-    """The c of the accuracy contract, |out - ref| <= 0.51 ulp(ref) + c * 2^-24 * (|A| @ |B| + ...).
-
-    True FP32 multiply-adds round to nearest, so that their errors average out at any K: in chains of 96
-    or 300 of them on normally distributed numbers, 1 in 10^4 needs c = 3.2, 1 in 10^6 c = 4.7, and every
-    further decade 0.8 more. 8 leaves room for the 10^8 elements of a run. Tensor Cores truncate when they
-    add to the accumulator, always towards zero: there the error grows with the number of additions, which
-    is K / 16 (K / 8 for TF32), against a sum that grows with sqrt(K).
-    """
-    family = (kernel or "").partition(":")[0]
-    return 8.0 if family == "simt" else 6.0 + math.sqrt(k) / 4
-
-
-def place(values: Tensor, alignment: Alignment, column_major: bool, fill: float) -> Tensor:
-    """Copies a matrix into a window of a new buffer that is otherwise full of `fill`.
-
-    The leading stride leaves a gap between rows (columns), so the window has neighbours on all sides.
-    """
-    rows, columns = values.shape
-    minor, major = (rows, columns) if column_major else (columns, rows)
-    per_vector = 16 // values.element_size()
-    leading = (minor + 2) | 1 if alignment.odd_stride else (minor // per_vector + 2) * per_vector
-    start = GUARD + alignment.offset
-    whole = values.new_full((start + major * leading + GUARD,), fill)
-    strides = (1, leading) if column_major else (leading, 1)
-    window = whole.as_strided((rows, columns), strides, start)
-    window.copy_(values)
-    return window
-
-
-def whole_of(window: Tensor) -> Tensor:
-    """The buffer in which `place` put a window."""
-    size = window.untyped_storage().nbytes() // window.element_size()
-    return window.as_strided((size,), (1,), 0)
-
-
 def round_operand(values: Tensor, mode: Mode) -> Tensor:
     """FP64 values that a kernel multiplies when it is given `values` in this mode."""
-    if mode.precision == "tf32":
-        # To nearest, ties away from zero, like the instruction cvt.rna.tf32. TMA rounds them to even.
-        bits = (values.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF
-        return bits.view(torch.float32).double()
-    if mode.precision in ("bf16", "fp16"):
-        narrow = torch.bfloat16 if mode.precision == "bf16" else torch.float16
-        return values.to(narrow).double()
-    return values.double()
-
-
-def without_ties(values: Tensor) -> Tensor:
-    """FP32 values, those that lie half-way between two TF32 numbers moved a little further from zero."""
-    bits = values.view(torch.int32)
-    return (bits | ((bits & 0x1FFF) == 0x1000).int()).view(torch.float32)
-
-
-def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Spacing of the numbers of `dtype` around FP64 `values`, subnormal ones included."""
-    info = torch.finfo(dtype)
-    digits = -round(math.log2(info.eps))
-    smallest = round(math.log2(info.smallest_normal))
-    _, exponent = torch.frexp(values)  # |values| = m * 2^exponent with m in [0.5, 1)
-    exponent = torch.where(values == 0, smallest, exponent - 1).clamp_min(smallest) - digits
-    # Powers of two from their bits: exact, where pow() need not be.
-    return ((exponent.long() + 1023) << 52).view(torch.float64)
-
-
-def activate(values: Tensor, activation: str | None) -> Tensor:
-    """The activation in the precision of `values`."""
-    functional = torch.nn.functional
-    if activation is None:
-        return values
-    if activation == "gelu_tanh":
-        return functional.gelu(values, approximate="tanh")
-    return {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}[activation](
-        values
-    )
+    return numerics.round_operand(values, mode.precision)
 
 
 @dataclass(frozen=True)
@@ -315,61 +241,31 @@ def call(case: Case, operands: Operands, out: Tensor) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Reference:
-    """FP64 truth and what the contract is relative to, all (m, n)."""
-
-    preact: Tensor
-    out: Tensor
-    preact_magnitude: Tensor
-    magnitude: Tensor
-    up: Tensor | None = None
-    up_magnitude: Tensor | None = None
-
-
 def reference(case: Case, operands: Operands) -> Reference:
     """The same computation in FP64, from the operands as the mode rounds them."""
     mode, epilogue = MODES[case.mode], EPILOGUES[case.epilogue]
-    a, b = round_operand(operands.a, mode), round_operand(operands.b, mode)
-    preact = epilogue.alpha * (a @ b)
-    magnitude = abs(epilogue.alpha) * (a.abs() @ b.abs())
-    if operands.bias is not None:
-        bias = operands.bias.double()
-        preact = preact + bias
-        magnitude = magnitude + bias.abs()
-    out, preact_magnitude = activate(preact, epilogue.activation), magnitude
-    if operands.residual is not None:
-        residual = epilogue.beta * operands.residual.double()
-        out = out + residual
-        magnitude = magnitude + residual.abs()
-    if operands.up is None:
-        return Reference(preact, out, preact_magnitude, magnitude)
-    up64 = round_operand(operands.up, mode)
-    up, up_magnitude = a @ up64, a.abs() @ up64.abs()
-    if operands.up_bias is not None:
-        up_bias = operands.up_bias.double()
-        up, up_magnitude = up + up_bias, up_magnitude + up_bias.abs()
-    # An error of either factor counts as much as the other is large.
-    magnitude = out.abs() * up_magnitude + up.abs() * preact_magnitude
-    return Reference(preact, out * up, preact_magnitude, magnitude, up, up_magnitude)
+    return numerics.reference(
+        operands.a,
+        operands.b,
+        bias=operands.bias,
+        residual=operands.residual,
+        up=operands.up,
+        up_bias=operands.up_bias,
+        activation=epilogue.activation,
+        alpha=epilogue.alpha,
+        beta=epilogue.beta,
+        precision=mode.precision,
+    )
 
 
 def excess(actual: Tensor, truth: Tensor, magnitude: Tensor, c: float) -> Tensor:
     """Largest error as a share of what the contract allows (0-d); infinite if a value is not finite."""
     if actual.numel() == 0:
         return torch.zeros((), dtype=torch.float64, device=actual.device)
-    allowed = 0.51 * ulp(truth, actual.dtype) + c * 2.0**-24 * magnitude
-    share = (actual.double() - truth).abs() / allowed
-    return share.nan_to_num(nan=math.inf, posinf=math.inf).max()
-
-
-def constant_used(actual: Tensor, truth: Tensor, magnitude: Tensor) -> Tensor:
-    """The smallest c with which these results would keep the contract (0-d)."""
-    if actual.numel() == 0:
-        return torch.zeros((), dtype=torch.float64, device=actual.device)
-    beyond_rounding = (actual.double() - truth).abs() - 0.51 * ulp(truth, actual.dtype)
-    c = torch.where(magnitude > 0, beyond_rounding / (2.0**-24 * magnitude), 0.0)
-    return c.max().clamp_min(0.0)
+    share = numerics.share_of_contract(actual, truth, magnitude, c)
+    # Nothing here should overflow, and a reference that is not finite would excuse every result.
+    finite = actual.isfinite() & truth.isfinite()
+    return torch.where(finite, share, math.inf).max()
 
 
 def assert_product(

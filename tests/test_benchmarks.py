@@ -7,9 +7,11 @@ import json
 import pytest
 import torch
 
-from benchmarks import render, shapes, side_by_side
-from benchmarks.shapes import SUITES, Shape, parse_shape
+from benchmarks import render
+from benchmarks import side_by_side as command
 from torch_gemm import measure
+from torch_gemm.bench import shapes, side_by_side
+from torch_gemm.bench.shapes import SUITES, Shape, parse_shape
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def test_the_order_rotates():
 def test_suite_on_the_cpu(tiny_suite, tmp_path, capsys):
     path = tmp_path / "foundation.json"
     arguments = ["--suite", "foundation", "--device", "cpu", "--rounds", "3"]
-    assert side_by_side.main([*arguments, "--output", str(path)]) == 0
+    assert command.main([*arguments, "--output", str(path)]) == 0
     result = json.loads(path.read_text())
     assert result["name"] == "foundation"
     assert len(result["stamp"]["csrc_digest"]) == 64
@@ -98,7 +100,7 @@ def test_epilogues_and_layouts_on_the_cpu(monkeypatch, tmp_path, capsys):
     path = tmp_path / "fused.json"
     assert render.block_of("fused", tmp_path) == ""
     arguments = ["--suite", "fused", "--device", "cpu", "--rounds", "1", "--output", str(path)]
-    assert side_by_side.main(arguments) == 0
+    assert command.main(arguments) == 0
     rows = json.loads(path.read_text())["rows"]
     assert [shapes.shape_of(row) for row in rows] == suite
     for row in rows:
@@ -120,7 +122,7 @@ def test_results_without_epilogue_and_layout():
 def test_rivals_on_the_cpu(tiny_suite, tmp_path, capsys):
     path = tmp_path / "foundation.json"
     arguments = ["--suite", "foundation", "--device", "cpu", "--rounds", "1", "--output", str(path)]
-    assert side_by_side.main([*arguments, "--against", "lt,compile"]) == 0
+    assert command.main([*arguments, "--against", "lt,compile"]) == 0
     for row in json.loads(path.read_text())["rows"]:
         contenders = row["contenders"]
         assert list(contenders)[3:] == [shapes.COMPILED]  # cuBLASLt has no CPU
@@ -130,7 +132,7 @@ def test_rivals_on_the_cpu(tiny_suite, tmp_path, capsys):
     block = render.block_of("foundation", tmp_path)
     assert "| M x N x K | dtype | torch | torch.compile, max-autotune | tgemm | kernel |" in block
     with pytest.raises(SystemExit):
-        side_by_side.main([*arguments, "--against", "lt,qub"])
+        command.main([*arguments, "--against", "lt,qub"])
     assert "--against knows lt, compile, not qub" in capsys.readouterr().err
 
 
@@ -144,8 +146,8 @@ def test_wrong_results_show(tiny_suite, monkeypatch):
 
 def test_sweep_lists_every_configuration(monkeypatch):
     table = [{"name": "simt", "configs": [{"name": "64x64"}, {"name": "128x128"}]}]
-    monkeypatch.setattr(side_by_side.torch_gemm, "kernels", lambda: table)
-    assert side_by_side.forced_configurations("simt", (1, 4)) == [
+    monkeypatch.setattr(command.torch_gemm, "kernels", lambda: table)
+    assert command.forced_configurations("simt", (1, 4)) == [
         "simt:64x64,split_k=1",
         "simt:64x64,split_k=4",
         "simt:128x128,split_k=1",
@@ -154,16 +156,16 @@ def test_sweep_lists_every_configuration(monkeypatch):
     sizes = {"block_m": 64, "block_n": 64}
     table[0]["configs"] = [{"name": "64x64", **sizes}]
     for m, expected in ((64, ["1", "4"]), (128, ["1"])):  # on four SMs
-        forced = side_by_side.forced_configurations("simt", (1, 4), Shape(m, 64, 64, "fp32"), 4)
+        forced = command.forced_configurations("simt", (1, 4), Shape(m, 64, 64, "fp32"), 4)
         assert [force.partition("split_k=")[2] for force in forced] == expected
     with pytest.raises(ValueError, match="there is no kernel 'warp'; the kernels are simt"):
-        side_by_side.forced_configurations("warp", (1,))
+        command.forced_configurations("warp", (1,))
 
 
 def test_no_gpu_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as ended:
-        side_by_side.main(["--suite", "foundation"])
+        command.main(["--suite", "foundation"])
     assert ended.value.code == 2
     assert "torch finds no GPU" in capsys.readouterr().err
 
@@ -213,3 +215,68 @@ def test_old_results_are_named(tmp_path):
     (tmp_path / "speed.json").write_text('{"stamp": {"csrc_digest": "0"}}')
     text = "<!-- begin: speed -->\n<!-- end: speed -->"
     assert render.stale(text, tmp_path) == ["speed"]
+
+
+def test_batches_offsets_and_strides(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(measure, "TURN_MS", 0.01)
+    shape = Shape(3, 4, 5, "bf16", layout="nn", batch=2, offset=1, padding=3)
+    assert str(shape) == "2x(3x4x5) bf16 nn offset 1 stride+3"
+    assert shape.flops == 2 * 2 * 60
+    assert shape.bytes == 2 * 2 * (15 + 20 + 12)
+    assert parse_shape("2x(3x4x5)", "fp16") == Shape(3, 4, 5, "fp16", batch=2)
+    for text in ("2x3x4x5", "2x(3x4x5", "(3x4x5)", "0x(3x4x5)"):
+        with pytest.raises(ValueError, match=r"x"):
+            parse_shape(text, "fp16")
+    x, weight = side_by_side.make_inputs(shape, "cpu", 1)[0]
+    assert (x.shape, x.stride(), x.storage_offset()) == ((2, 3, 5), (24, 8, 1), 1)
+    assert (weight.shape, weight.stride(), weight.storage_offset()) == ((2, 4, 5), (35, 1, 7), 1)
+
+    suite = [shape, Shape(3, 4, 5, "fp32", offset=1), Shape(3, 4, 5, "3xtf32", padding=1)]
+    monkeypatch.setitem(SUITES, "batch", suite)
+    path = tmp_path / "batch.json"
+    arguments = ["--suite", "batch", "--device", "cpu", "--rounds", "1", "--output", str(path)]
+    assert command.main(arguments) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [shapes.shape_of(row) for row in rows] == suite
+    for row in rows:
+        for contender in row["contenders"].values():
+            assert contender["largest_relative_difference"] < 1e-2
+    block = render.block_of("batch", tmp_path)
+    assert "| M x N x K | dtype | layout | placement | torch |" in block
+    assert "| 2 x (3 x 4 x 5) | bf16 | nn | offset 1 stride+3 |" in block
+    assert "| 3 x 4 x 5 | 3xtf32 | nt | stride+1 |" in block
+    capsys.readouterr()
+
+
+def test_batches_without_epilogues():
+    for shape in (shape for suite in SUITES.values() for shape in suite if shape.batch > 1):
+        assert shape.epilogue == ""
+
+
+def test_a_precision_that_the_build_lacks(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(measure, "TURN_MS", 0.01)
+    suite = (Shape(4, 5, 6, "3xtf32"), Shape(4, 5, 6, "fp32"))
+    monkeypatch.setitem(SUITES, "fp32", suite)
+    why = "no kernel multiplies with 3xtf32"
+    monkeypatch.setattr(
+        side_by_side, "reason_against", lambda shape, _: why if shape.dtype == "3xtf32" else None
+    )
+    path = tmp_path / "fp32.json"
+    arguments = ["--suite", "fp32", "--device", "cpu", "--rounds", "1", "--output", str(path)]
+    assert command.main(arguments) == 0
+    result = json.loads(path.read_text())
+    assert [shapes.shape_of(row) for row in result["rows"]] == [suite[1]]
+    assert result["not_offered"] == {"4x5x6 3xtf32": why}
+    assert f"4x5x6 3xtf32: not offered: {why}" in capsys.readouterr().out
+
+
+def test_a_rival_without_an_algorithm(monkeypatch):
+    def none(*_):
+        raise side_by_side.CublasLtError("cuBLASLt has no algorithm")
+
+    monkeypatch.setattr(side_by_side, "best_of_lt", none)
+    runner = measure.CpuRunner()
+    monkeypatch.setattr(runner, "device", "cuda")
+    refused = {}
+    rivals = side_by_side.rivals_of(Shape(2, 3, 4, "fp32"), ["lt"], [], runner, refused)
+    assert (rivals, refused) == ({}, {shapes.LT: "cuBLASLt has no algorithm"})

@@ -7,7 +7,9 @@ import json
 import pytest
 import torch
 
-from benchmarks import host_cost, models
+from benchmarks import host_cost
+from benchmarks import models as command
+from torch_gemm.bench import models
 from torch_gemm.measure import CpuRunner
 
 
@@ -69,10 +71,10 @@ def test_models(monkeypatch, tmp_path, capsys):
         assert 0 < cell["difference"] < 0.05
     assert row["cells"]["stock eager"]["over_best_stock"] == 1.0
 
-    monkeypatch.setattr(models, "in_own_process", lambda name, parsed: {**row, "model": name})
+    monkeypatch.setattr(models, "in_own_process", lambda name, how: {**row, "model": name})
     path = tmp_path / "models.json"
     arguments = ["--models", "bert,gpt2", "--device", "cpu", "--output", str(path)]
-    assert models.main(arguments) == 0
+    assert command.main(arguments) == 0
     result = json.loads(path.read_text())
     assert [row["model"] for row in result["rows"]] == ["bert", "gpt2"]
     assert result["stamp"]["torch"] == torch.__version__
@@ -108,10 +110,10 @@ def test_a_way_that_takes_too_long_or_differs(monkeypatch):
 def test_a_model_that_fails_is_a_line(tmp_path, capsys):
     path = tmp_path / "models.json"
     arguments = ["--models", "bert", "--device", "cpu", "--tiny", "--output", str(path)]
-    assert models.main([*arguments, "--model-seconds", "0.1"]) == 0
+    assert command.main([*arguments, "--model-seconds", "0.1"]) == 0
     (row,) = json.loads(path.read_text())["rows"]
     assert row["error"] == "it took more than 0.1 s"
     assert "bert: failed: it took more than 0.1 s" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        models.main(["--models", "bert,bart"])
+        command.main(["--models", "bert,bart"])
     assert "there is no model 'bart'; the models are minilm, bert" in capsys.readouterr().err

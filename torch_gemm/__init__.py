@@ -33,6 +33,9 @@ except importlib.metadata.PackageNotFoundError:  # imported from a source tree
 
 __all__ = [
     "addmm",
+    "audit",
+    "audit_gemm",
+    "check",
     "explain",
     "inductor",
     "kernels",
@@ -55,6 +58,9 @@ __all__ = [
 
 # What tools and Inductor take to import, nobody waits for who does not use them.
 _LAZY = {
+    "audit": "torch_gemm.auditing",
+    "audit_gemm": "torch_gemm.auditing",
+    "check": "torch_gemm.checking",
     "explain": "torch_gemm.explaining",
     "load_tuning": "torch_gemm.tuning",
     "trace": "torch_gemm.tracing",

@@ -6,12 +6,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from torch_gemm import demo, explaining, info, ladder, tuning
+from torch_gemm import auditing, bench, checking, demo, explaining, info, ladder, tuning
 from torch_gemm.console import CommandError
 
 # A command is a module: its docstring's first line is the help text, add_arguments(parser) declares
-# its options, run(arguments) does the work and raises CommandError to fail.
+# its options, run(arguments) does the work, returns an exit status if it can be other than 0, and raises
+# CommandError to fail.
 COMMANDS = {
+    "audit": auditing,
+    "bench": bench,
+    "check": checking,
     "demo": demo,
     "explain": explaining,
     "info": info,
@@ -27,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line without the program's name; None reads ``sys.argv``.
 
     Returns:
-        The exit status: 0, or 2 after one sentence on stderr.
+        The exit status: 0, what the command returns, or 2 after one sentence on stderr.
     """
     parser = argparse.ArgumentParser(
         prog="python -m torch_gemm",
@@ -41,13 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subparser.set_defaults(run=module.run)
     parsed = parser.parse_args(arguments)
     try:
-        parsed.run(parsed)
+        return parsed.run(parsed) or 0
     except CommandError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 if __name__ == "__main__":

@@ -128,14 +128,16 @@ class GatedMLP(FusedBlock):
         gate, up = self._modules[self.gate_name], self._modules[self.up_name]
         hidden = ops.linear_glu(
             x,
-            gate.weight,
-            up.weight,
-            gate.bias,
-            up.bias,
+            *self.operands(),
             activation=self.glu_activation,
             static_weight=_static(gate) and _static(up),
         )
         return self._modules[self.down_name](hidden)
+
+    def operands(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Weights of gate and up and their biases, as linear_glu takes them after the input."""
+        gate, up = self._modules[self.gate_name], self._modules[self.up_name]
+        return gate.weight, up.weight, gate.bias, up.bias
 
 
 class ResidualNorm(FusedBlock):
@@ -148,16 +150,21 @@ class ResidualNorm(FusedBlock):
         """The block's output, of the layer's input and the residual."""
         x, residual = self._arguments(args, kwargs)
         dense = self._modules[self.dense_name]
-        if (
+        if not self.fuses(x, residual):
+            return self.original_type.forward(self, x, residual)
+        total = ops.linear(x, dense.weight, dense.bias, residual, static_weight=_static(dense))
+        return self._modules[self.norm_name](total)
+
+    def fuses(self, x: Tensor, residual: Tensor) -> bool:
+        """Whether the sum happens in dense's kernel, rather than as in the original."""
+        out_features = self._modules[self.dense_name].out_features
+        return not (
             self.training  # with dropout between the two
             # The sum has the wider dtype of the two, and the kernel's output that of the product.
             or residual.dtype != x.dtype
             or torch.is_autocast_enabled(x.device.type)
-            or residual.shape != (*x.shape[:-1], dense.out_features)
-        ):
-            return self.original_type.forward(self, x, residual)
-        total = ops.linear(x, dense.weight, dense.bias, residual, static_weight=_static(dense))
-        return self._modules[self.norm_name](total)
+            or residual.shape != (*x.shape[:-1], out_features)
+        )
 
 
 def _static(layer: Layer) -> bool:

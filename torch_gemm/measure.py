@@ -20,8 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_gemm import _library
 from torch_gemm._digest import build_record, source_digest
-from torch_gemm.info import driver_version
+from torch_gemm.console import CommandError
+from torch_gemm.info import driver_version, why_no_gpu
 
 ROUNDS = 9
 MAX_SETS = 512  # problems below 240 KB stay in L2 all the same
@@ -99,6 +101,22 @@ class CpuRunner:
 
 
 Runner = CudaRunner | CpuRunner
+
+
+def open_runner(what: str) -> Runner:
+    """What measures on this machine's GPU.
+
+    Args:
+        what: is measured, with its verb: the beginning of the sentence that says why it cannot be.
+
+    Raises:
+        CommandError: there is no GPU, or no kernels for it.
+    """
+    if _library.cuda_missing is not None:
+        raise CommandError(_library.cuda_missing)
+    if not torch.cuda.is_available():
+        raise CommandError(f"{what} measured on a GPU, and there is none: {why_no_gpu()}")
+    return CudaRunner()
 
 
 def input_sets(problem_bytes: int, l2_bytes: int) -> int:

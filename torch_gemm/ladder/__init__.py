@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from torch_gemm import _library, measure, nsight
+from torch_gemm import measure, nsight
 from torch_gemm.console import CommandError, check_output, first_line, open_console, write_output
-from torch_gemm.info import why_no_gpu
+from torch_gemm.html import require_matplotlib
 from torch_gemm.ladder.contest import DTYPES, LAYOUTS, measure_ladder, needed_bytes
-from torch_gemm.ladder.picture import draw, require_matplotlib
+from torch_gemm.ladder.picture import draw
 from torch_gemm.ladder.profile import profile_contenders
 from torch_gemm.ladder.tables import show_ladder, show_profile
 from torch_gemm.measure import Runner
@@ -85,11 +85,7 @@ def open_runner() -> Runner:
     Raises:
         CommandError: there is none, or no kernels for it.
     """
-    if _library.cuda_missing is not None:
-        raise CommandError(_library.cuda_missing)
-    if not torch.cuda.is_available():
-        raise CommandError(f"The ladder is measured on a GPU, and there is none: {why_no_gpu()}")
-    return measure.CudaRunner()
+    return measure.open_runner("The ladder is")
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:

@@ -7,25 +7,11 @@ import io
 import re
 from typing import Any
 
-from torch_gemm.console import CommandError
+from torch_gemm.html import require_matplotlib
 from torch_gemm.ladder.tables import label_of, times_of
 from torch_gemm.measure import result_text
 
 RUNG, TWIN, LIBRARY = "#4878a8", "#b4c8dc", "#76b900"
-
-
-def require_matplotlib() -> None:
-    """Makes sure that `draw` can work.
-
-    Raises:
-        CommandError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise CommandError(
-            "The picture is drawn with the package matplotlib: pip install 'torch_gemm[plots]'"
-        ) from error
 
 
 def draw(result: dict[str, Any], form: str) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
-from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 import torch
@@ -20,7 +20,10 @@ DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDat
 COMPUTE_32F, COMPUTE_32F_FAST_TF32 = 68, 77  # cublasComputeType_t
 OP_N, OP_T = 0, 1
 DESC_TRANSA, DESC_TRANSB = 3, 4  # cublasLtMatmulDescAttributes_t
-PREF_MAX_WORKSPACE_BYTES = 1
+LAYOUT_BATCH_COUNT, LAYOUT_STRIDED_BATCH_OFFSET = 5, 6  # cublasLtMatrixLayoutAttribute_t
+# cublasLtMatmulPreferenceAttributes_t; the alignments of the four matrices follow each other.
+PREF_MAX_WORKSPACE_BYTES, PREF_MIN_ALIGNMENT_A_BYTES = 1, 5
+MOST_ALIGNED = 256  # bytes: what cuBLASLt takes for granted unless told otherwise
 
 
 class HeuristicResult(ctypes.Structure):
@@ -71,9 +74,16 @@ def workspace() -> Tensor:
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
 
 
+def alignment_of(matrix: Tensor) -> int:
+    """Bytes that a matrix's address is a multiple of, a power of two."""
+    address = matrix.data_ptr() | MOST_ALIGNED
+    return address & -address
+
+
 class Linear:
     """``x (M, K) @ weight (N, K).T`` by cuBLASLt, with up to `count` algorithms that it proposes, best first.
 
+    With a batch, x is (batch, M, K) and weight (batch, N, K).
     Matrices are column-major there, so it multiplies ``weight @ x.T`` to get the transpose of the result.
     Operands of later calls have to have the strides, and the alignment, of those that it is made for.
 
@@ -82,13 +92,14 @@ class Linear:
     """
 
     def __init__(self, x: Tensor, weight: Tensor, count: int = 8) -> None:
-        (m, k), n = x.shape, weight.shape[0]
-        self._shape = (m, n)
+        *batch, m, k = x.shape
+        n = weight.shape[-2]
+        self._shape = (*batch, m, n)
         compute = COMPUTE_32F
         if x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
             compute = COMPUTE_32F_FAST_TF32
         self._desc = self._create("MatmulDesc", c_int(compute), c_int(DATA_TYPES[torch.float32]))
-        weight_k_major, x_k_major = weight.stride(1) == 1, x.stride(1) == 1
+        weight_k_major, x_k_major = weight.stride(-1) == 1, x.stride(-1) == 1
         for attribute, transposed in ((DESC_TRANSA, weight_k_major), (DESC_TRANSB, not x_k_major)):
             operation = c_int(OP_T if transposed else OP_N)
             call(
@@ -111,6 +122,15 @@ class Linear:
             byref(limit),
             c_size_t(8),
         )
+        for i, matrix in enumerate((weight, x)):
+            alignment = c_uint32(alignment_of(matrix))
+            call(
+                "cublasLtMatmulPreferenceSetAttribute",
+                preference,
+                c_int(PREF_MIN_ALIGNMENT_A_BYTES + i),
+                byref(alignment),
+                c_size_t(4),
+            )
         found, results = c_int(), (HeuristicResult * count)()
         call(
             "cublasLtMatmulAlgoGetHeuristic",
@@ -132,13 +152,26 @@ class Linear:
 
     def _layout(self, matrix: Tensor, rows_and_columns: tuple[int, int]) -> c_void_p:
         rows, columns = rows_and_columns
-        return self._create(
+        layout = self._create(
             "MatrixLayout",
             c_int(DATA_TYPES[matrix.dtype]),
             c_uint64(rows),
             c_uint64(columns),
-            c_int64(max(matrix.stride())),
+            c_int64(max(matrix.stride()[-2:])),
         )
+        if matrix.dim() == 3:
+            for attribute, value in (
+                (LAYOUT_BATCH_COUNT, c_int32(matrix.shape[0])),
+                (LAYOUT_STRIDED_BATCH_OFFSET, c_int64(matrix.stride(0))),
+            ):
+                call(
+                    "cublasLtMatrixLayoutSetAttribute",
+                    layout,
+                    c_int(attribute),
+                    byref(value),
+                    c_size_t(ctypes.sizeof(value)),
+                )
+        return layout
 
     def __call__(self, x: Tensor, weight: Tensor, algorithm: HeuristicResult) -> Tensor:
         """The product, on the current stream."""

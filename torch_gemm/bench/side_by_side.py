@@ -1,0 +1,315 @@
+"""Measures GEMMs with torch and tgemm side by side; how is said in torch_gemm/measure.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_gemm
+from torch_gemm.bench.cublaslt import CublasLtError, Linear
+from torch_gemm.bench.shapes import AGAINST, COMPILED, LT, Shape, shape_of
+from torch_gemm.measure import (
+    Runner,
+    input_sets,
+    stamp,
+    tf32_allowed,
+    time_in_turn,
+)
+
+STORAGE = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "3xtf32": torch.float32,
+}
+PRECISIONS = {"fp32": "ieee", "tf32": "tf32", "3xtf32": "3xtf32"}
+
+# x (M, K), weight (N, K), and bias (N,) or residual (M, N) if there is one; of a batch, x (batch, M, K) and
+# weight (batch, N, K).
+Inputs = tuple[Tensor, ...]
+Contender = Callable[..., Tensor]
+
+
+def torch_contender(shape: Shape) -> Contender:
+    """What a user of torch writes."""
+    epilogue, linear = shape.epilogue, torch.nn.functional.linear
+    if shape.batch > 1:
+        return lambda x, weight: torch.bmm(x, weight.mT)
+    if epilogue == "gelu":
+        return lambda x, weight, bias: torch.nn.functional.gelu(linear(x, weight, bias))
+    if epilogue == "silu":
+        return lambda x, weight: torch.nn.functional.silu(linear(x, weight))
+    if epilogue == "residual":
+        return lambda x, weight, residual: linear(x, weight) + residual
+    if epilogue == "swiglu":
+        gated = torch.compile(silu_times, dynamic=False)
+        return lambda x, weight: gated(linear(x, weight))
+    return lambda x, weight, *bias: linear(x, weight, *bias)
+
+
+def silu_times(packed: Tensor) -> Tensor:
+    """``silu(gate) * up`` of the two halves of the columns."""
+    gate, up = packed.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def tgemm_arguments(shape: Shape, inputs: Inputs) -> tuple[Sequence[Tensor | None], dict[str, Any]]:
+    """Operands and options of tgemm.linear, of linear_glu for "swiglu", or of matmul for a batch."""
+    options = {"precision": PRECISIONS.get(shape.dtype)}
+    x, weight, *rest = inputs
+    if shape.batch > 1:
+        return (x, weight.mT), options
+    if shape.epilogue == "swiglu":
+        return (x, *weight.chunk(2)), options
+    if shape.epilogue in ("gelu", "silu"):
+        options["activation"] = shape.epilogue
+    return (x, weight, *([None] if shape.epilogue == "residual" else []), *rest), options
+
+
+def contenders_of(shape: Shape, forced: Sequence[str]) -> dict[str, Contender]:
+    """torch, torch once more as a control, tgemm's own choice, and tgemm with each forced kernel."""
+    op = torch.ops.tgemm.linear_glu if shape.epilogue == "swiglu" else torch.ops.tgemm.linear
+    if shape.batch > 1:
+        op = torch.ops.tgemm.matmul
+
+    def tgemm_contender(force: str | None) -> Contender:
+        def run(*inputs: Tensor) -> Tensor:
+            operands, options = tgemm_arguments(shape, inputs)
+            return op(*operands, **options, force_kernel=force)
+
+        return run
+
+    in_torch = torch_contender(shape)
+    contenders = {
+        "torch": in_torch,
+        "torch (control)": in_torch,
+        "tgemm": tgemm_contender(None),
+    }
+    contenders |= {f"tgemm {force}": tgemm_contender(force) for force in forced}
+    return contenders
+
+
+def best_of_lt(shape: Shape, inputs: Sequence[Inputs], runner: Runner) -> Contender:
+    """The fastest of the algorithms that cuBLASLt proposes for a plain product.
+
+    Raises:
+        CublasLtError: if it has none.
+    """
+    product = Linear(*inputs[0])
+
+    def contender(algorithm: Any) -> Contender:
+        return lambda x, weight: product(x, weight, algorithm)
+
+    replays, contenders = {}, {}
+    for i, algorithm in enumerate(product.algorithms):
+        run = contenders[str(i)] = contender(algorithm)
+        try:
+            replays[str(i)] = runner.capture(lambda run=run: [run(*one_set) for one_set in inputs])
+        except CublasLtError:  # not every proposal runs
+            continue
+    if not replays:
+        raise CublasLtError(f"cuBLASLt has no algorithm for {shape}")
+    times = time_in_turn(replays, runner, rounds=3)
+    return contenders[min(times, key=lambda name: statistics.median(times[name]))]
+
+
+def parse_against(text: str) -> list[str]:
+    """The rivals that a text like "lt,compile" names; "torch", which always runs, may be among them.
+
+    Raises:
+        ValueError: if there is no such rival.
+    """
+    against = [name for name in text.split(",") if name and name != "torch"]
+    if unknown := set(against) - set(AGAINST):
+        raise ValueError(f"--against knows {', '.join(AGAINST)}, not {', '.join(sorted(unknown))}")
+    return against
+
+
+def rivals_of(
+    shape: Shape,
+    against: Sequence[str],
+    inputs: Sequence[Inputs],
+    runner: Runner,
+    refused: dict[str, str],
+) -> dict[str, Contender]:
+    """The contenders of AGAINST that can run a shape; the reason of one that might goes to `refused`."""
+    rivals: dict[str, Contender] = {}
+    if "lt" in against and shape.epilogue == "" and runner.device == "cuda":
+        try:
+            rivals[LT] = best_of_lt(shape, inputs, runner)
+        except CublasLtError as error:
+            refused[LT] = str(error)
+    if "compile" in against:
+        # It is captured as the others are, so it needs no graphs of its own.
+        compiled = torch.compile(
+            torch_contender(shape), mode="max-autotune-no-cudagraphs", dynamic=False
+        )
+        rivals[COMPILED] = compiled
+    return rivals
+
+
+def make_inputs(shape: Shape, device: str, l2_bytes: int) -> list[Inputs]:
+    """Enough sets of random inputs that one pass over all of them leaves nothing useful in L2."""
+
+    def random(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, device=device).to(STORAGE[shape.dtype])
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        stride = columns + shape.padding
+        storage = random(shape.batch * rows * stride + shape.offset)
+        if shape.batch == 1:
+            return storage.as_strided((rows, columns), (stride, 1), shape.offset)
+        sizes, strides = (shape.batch, rows, columns), (rows * stride, stride, 1)
+        return storage.as_strided(sizes, strides, shape.offset)
+
+    def one_set() -> Inputs:
+        of_x, of_weight = shape.layout
+        rows = shape.weight_rows
+        x = matrix(shape.m, shape.k) if of_x == "n" else matrix(shape.k, shape.m).mT
+        weight = matrix(rows, shape.k) if of_weight == "t" else matrix(shape.k, rows).mT
+        if shape.epilogue in ("bias", "gelu"):
+            return x, weight, random(shape.n)
+        if shape.epilogue == "residual":
+            return x, weight, random(shape.m, shape.n)
+        return x, weight
+
+    return [one_set() for _ in range(input_sets(shape.bytes, l2_bytes))]
+
+
+def relative_difference(actual: Tensor, expected: Tensor) -> float:
+    """Largest difference as a share of the largest expected value; a wrong kernel is no contender."""
+    difference = (actual.float() - expected.float()).abs().max()
+    return (difference / expected.float().abs().max()).item()
+
+
+def measure(shape: Shape, against: Sequence[str], runner: Runner, rounds: int) -> dict:
+    """One row of a result: microseconds a call of every contender, and what follows from them.
+
+    `against` are keys of AGAINST. A forced kernel that cannot run the shape is listed under "refused" with its reason.
+    """
+    inputs = make_inputs(shape, runner.device, runner.l2_bytes())
+    with tf32_allowed(shape.dtype == "tf32"):
+        contenders = contenders_of(shape, shape.force)
+        replays, differences, refused = {}, {}, {}
+        contenders |= rivals_of(shape, against, inputs, runner, refused)
+        expected = contenders["torch"](*inputs[0])
+        for name, contender in contenders.items():
+            try:
+                differences[name] = relative_difference(contender(*inputs[0]), expected)
+            except RuntimeError as error:
+                if name in ("torch", "tgemm"):
+                    raise
+                refused[name] = str(error).splitlines()[0]
+                continue
+            replays[name] = runner.capture(
+                lambda run=contender: [run(*one_set) for one_set in inputs]
+            )
+        times = time_in_turn(replays, runner, rounds)
+
+    microseconds = {
+        name: statistics.median(milliseconds) * 1e3 / len(inputs)
+        for name, milliseconds in times.items()
+    }
+    return {
+        **dataclasses.asdict(shape),
+        "input_sets": len(inputs),
+        "chosen": plan_of(shape, inputs[0], runner),
+        "contenders": {
+            name: {
+                "us": round(us, 3),
+                "tflops": round(shape.flops / us * 1e-6, 2),
+                "rounds_us": [round(ms * 1e3 / len(inputs), 3) for ms in times[name]],
+                "largest_relative_difference": float(f"{differences[name]:.3g}"),
+            }
+            for name, us in microseconds.items()
+        },
+        "refused": refused,
+        # Above 1: tgemm's own choice is faster than torch; than the best that is not tgemm.
+        "ratio": round(microseconds["torch"] / microseconds["tgemm"], 4),
+        "best_ratio": round(
+            min(us for name, us in microseconds.items() if not name.startswith("tgemm"))
+            / microseconds["tgemm"],
+            4,
+        ),
+        "control_ratio": round(microseconds["torch"] / microseconds["torch (control)"], 4),
+    }
+
+
+def plan_of(shape: Shape, inputs: Inputs, runner: Runner) -> str | None:
+    """The kernel that tgemm chooses for a shape."""
+    if runner.device == "cpu":
+        return None
+    (x, weight, *rest), options = tgemm_arguments(shape, inputs)
+    if shape.epilogue == "swiglu":
+        plan = torch.ops.tgemm._linear_glu_plan(x, weight, *rest, **options)
+    else:
+        b = weight if shape.batch > 1 else weight.t()
+        plan = torch.ops.tgemm._plan(x, b, *rest, **options)
+    return json.loads(plan).get("plan")
+
+
+def reason_against(shape: Shape, runner: Runner) -> str | None:
+    """Why the op does not offer the precision that a shape asks for, in its own words; None if it does."""
+    precision = PRECISIONS.get(shape.dtype)
+    # Large enough to be worth a kernel of its own.
+    a, b = (torch.ones(256, 256, device=runner.device) for _ in range(2))
+    try:
+        torch.ops.tgemm.matmul(a, b, precision=precision)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def run_suite(
+    name: str,
+    shapes: Sequence[Shape],
+    against: Sequence[str],
+    runner: Runner,
+    rounds: int,
+    show: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Measures all shapes and shows a line for each as it goes.
+
+    Returns:
+        What is stored: {"name", "stamp", "rounds", "kernels", "rows"}, and with shapes whose precision this
+        build does not have "not_offered", by name, with the op's own sentence.
+    """
+    start = time.perf_counter()
+    rows, not_offered = [], {}
+    for shape in shapes:
+        if reason := reason_against(shape, runner):
+            not_offered[str(shape)] = reason
+            show(f"{shape}: not offered: {reason}")
+            continue
+        row = measure(shape, against, runner, rounds)
+        rows.append(row)
+        show(line_of(row))
+    show(f"{name}: {time.perf_counter() - start:.1f} s")
+    return {
+        "name": name,
+        "stamp": stamp(runner),
+        "rounds": rounds,
+        "kernels": torch_gemm.kernels() if runner.device == "cuda" else [],
+        "rows": rows,
+        **({"not_offered": not_offered} if not_offered else {}),
+    }
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A row for the terminal."""
+    parts = [f"{shape_of(row)}:"]
+    parts += [
+        f"{name} {contender['us']:.1f} us ({contender['tflops']:.0f} TFLOP/s)"
+        for name, contender in row["contenders"].items()
+    ]
+    parts += [f"{name} refused" for name in row["refused"]]
+    parts.append(f"torch/tgemm {row['ratio']:.3f} (control {row['control_ratio']:.3f})")
+    return " | ".join(parts)
