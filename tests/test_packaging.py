@@ -11,7 +11,10 @@ import tarfile
 from pathlib import Path
 
 import check_sdist
+import check_wheel
 import pytest
+
+from torch_gemm import _library
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -37,6 +40,29 @@ def test_metadata_and_licence(sdist: Path) -> None:
     # Installing brings torch and nothing else.
     required = re.findall(r"^Requires-Dist: (.*)$", metadata, re.M)
     assert [name for name in required if "extra ==" not in name] == ["torch>=2.10"]
+
+
+LIBRARIES = sorted(_library.LIBRARY_DIR.glob("*.so"))
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=[path.name for path in LIBRARIES])
+def test_built_libraries(library: Path) -> None:
+    """What of a wheel can be checked without making one."""
+    check_wheel.check_library(library)
+    check_wheel.check_content(library.name, library.read_bytes())
+
+
+@pytest.mark.skipif(not LIBRARIES, reason="nothing is built")
+def test_a_bad_library_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match=r"mentions"):
+        check_wheel.check_content("lib.so", f"...{ROOT}/csrc".encode())
+    monkeypatch.setattr(check_wheel, "MAX_LIBRARY_BYTES", 1000)
+    with pytest.raises(SystemExit, match=r"is larger than"):
+        check_wheel.check_library(LIBRARIES[0])
+    monkeypatch.undo()
+    monkeypatch.setattr(check_wheel, "ALLOWED_LIBRARIES", re.compile("libc.so.6"))
+    with pytest.raises(SystemExit, match=r"needs lib"):
+        check_wheel.check_library(LIBRARIES[0])
 
 
 def test_version_of_the_changelog() -> None:
