@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
+import problems
 import pytest
 import support_matrix
 
 import torch_gemm
+from torch_gemm import _library
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -165,10 +168,21 @@ def test_support_matrix_is_current() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+def test_accuracy_constants_are_those_of_the_tests() -> None:
+    """The table of numerics.md, whose second column is Python in K, says what the tests allow."""
+    text = (DOCS / "numerics.md").read_text()
+    table = dict(re.findall(r"^\| (`\w+`|all others) \| ([^|]*[^| ]) \|", text, re.M))
+    assert "all others" in table
+    names = {row["name"] for row in torch_gemm.kernels()} if _library.cuda_missing is None else {}
+    for kernel in {name.strip("`") for name in table} | {"mma_sync", *names}:
+        expression = table.get(f"`{kernel}`", table["all others"])
+        for k in (1, 64, 255, 256, 4096):
+            allowed = eval(expression, {"sqrt": math.sqrt, "K": k})
+            assert allowed == problems.accuracy_constant(f"{kernel}:128x128", k), (kernel, k)
+
+
 def test_kernels_of_the_matrix() -> None:
     """The page lists the kernels that the library has; needs no program."""
-    from torch_gemm import _library
-
     if _library.cuda_missing is not None:
         pytest.skip(_library.cuda_missing)
     kernel_list = (DOCS / "support.md").read_text().partition("## Aligned operands")[0]
