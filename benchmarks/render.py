@@ -1,9 +1,9 @@
-"""Fills the tables in README.md and docs/ from benchmarks/results/, and draws the picture of the ladder.
+"""Fills the tables in README.md and docs/ from benchmarks/results/, and draws the pictures.
 
 What stands between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->`` is generated: as BLOCKS[NAME] says,
 otherwise as a table of side-by-side times from ``results/NAME.json``.
 
-    python -m benchmarks.render           writes README.md, docs/ladder.md and docs/ladder.svg
+    python -m benchmarks.render           writes README.md, docs/*.md and docs/*.svg
     python -m benchmarks.render --check   fails if they are not what it would write
 """
 
@@ -19,9 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import speedups
 from torch_gemm._digest import source_digest
 from torch_gemm.bench.results import caption_of, source_of
-from torch_gemm.bench.shapes import AGAINST, Shape, shape_of
+from torch_gemm.bench.shapes import Shape, shape_of
 from torch_gemm.console import CommandError
 from torch_gemm.ladder.picture import draw, drawn_digest, result_digest
 from torch_gemm.ladder.rungs import RUNGS
@@ -36,7 +37,7 @@ from torch_gemm.ladder.tables import (
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).with_name("results")
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "ladder.md")
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 BLOCK = re.compile(r"<!-- begin: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end: (?P=name) -->", re.S)
 NOT_MEASURED = "Not measured yet.\n"
 
@@ -94,16 +95,16 @@ def _table(header: str, rule: str, rows: Iterable[str]) -> str:
 # --- Results of benchmarks.side_by_side
 
 
-def side_by_side(result: Result) -> str:
+def side_by_side(result: Result, bandwidth: bool = False) -> str:
     """A table of shapes and where it comes from."""
-    return f"{table_of(result['rows'])}\n{caption_of(result)}\n"
+    return f"{table_of(result['rows'], bandwidth)}\n{caption_of(result)}\n"
 
 
-def table_of(rows: Sequence[dict[str, Any]]) -> str:
+def table_of(rows: Sequence[dict[str, Any]], bandwidth: bool = False) -> str:
     """One line a shape: torch, its rivals, tgemm's own choice and what it chose, and what that gains.
 
     Layouts, epilogues, odd placements and rivals have columns where there are any. With rivals, the gain is over the best
-    of them and torch.
+    of them and torch. With `bandwidth`, speeds are those of the memory traffic instead of the arithmetic.
     """
     shapes, plain = [shape_of(row) for row in rows], Shape(1, 1, 1, "")
     columns = ["dtype"] + [
@@ -111,17 +112,24 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
         for name in ("layout", "epilogue", "placement")
         if any(getattr(shape, name) != getattr(plain, name) for shape in shapes)
     ]
-    others = ["torch"] + [
-        name for name in AGAINST.values() if any(name in row["contenders"] for row in rows)
-    ]
-    gain = "ratio" if others == ["torch"] else "best_ratio"
+    others = speedups.rivals_of(rows)
+    gain = speedups.gain_key(others)
+
+    def cell(row: dict[str, Any], shape: Shape, name: str) -> str:
+        contender = row["contenders"].get(name)
+        if contender is None:
+            return "-"
+        if bandwidth:  # bytes per microsecond are MB/s
+            return f"{contender['us']:.1f} us, {shape.bytes / contender['us'] * 1e-6:.2f} TB/s"
+        return f"{contender['us']:.1f} us, {contender['tflops']:.0f} TFLOP/s"
+
     return _table(
         f"| M x N x K | {' | '.join([*columns, *others])} | tgemm | kernel | speed-up |",
         f"|---|{'---|' * len(columns)}{'---:|' * len(others)}---:|---|---:|",
         (
             f"| {_sizes(shape)} "
             f"| {' | '.join(getattr(shape, name) or '-' for name in columns)} "
-            f"| {' | '.join(_time(row['contenders'].get(name)) for name in [*others, 'tgemm'])} "
+            f"| {' | '.join(cell(row, shape, name) for name in [*others, 'tgemm'])} "
             f"| `{row['chosen']}` | {row[gain]:.2f} |"
             for row, shape in zip(rows, shapes, strict=True)
         ),
@@ -142,21 +150,89 @@ def fused(result: Result) -> str:
     )
 
 
-def _time(contender: dict[str, Any] | None) -> str:
-    if contender is None:
-        return "-"
-    return f"{contender['us']:.1f} us, {contender['tflops']:.0f} TFLOP/s"
+# --- All suites together
+
+
+def summary(*results: Result | None) -> str:
+    """A line for each suite: on how many shapes tgemm is faster, level or slower."""
+    found = suites_of(results)
+    lines = []
+    for suite, result in found.items():
+        gains = [one.gain for one in speedups.standings({suite: result})]
+        verdicts = [speedups.verdict(gain) for gain in gains]
+        counts = " | ".join(str(verdicts.count(v)) for v in ("faster", "level", "slower"))
+        lines.append(
+            f"| {speedups.SUITES[suite]} | {', '.join(speedups.rivals_of(result['rows']))} "
+            f"| {counts} | {speedups.geometric_mean(gains):.2f} | {min(gains):.2f} | {max(gains):.2f} |"
+        )
+    table = _table(
+        "| what | against | faster | level | slower | mean | worst | best |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+        lines,
+    )
+    return (
+        f"{table}\nShapes, and speed-ups over the best rival of each: geometric mean, smallest, largest. "
+        f"Level: within {speedups.LEVEL:.0%}. {cards_of(found)}\n"
+    )
+
+
+def losses(*results: Result | None) -> str:
+    """Every shape on which tgemm is slower than its best rival, worst first."""
+    found = suites_of(results)
+    slower = [one for one in speedups.standings(found) if speedups.verdict(one.gain) == "slower"]
+    table = _table(
+        "| M x N x K | what | best rival | tgemm | kernel | speed-up |",
+        "|---|---|---:|---:|---|---:|",
+        (
+            f"| {one.shape.m} x {one.shape.n} x {one.shape.k} "
+            f"| {' '.join(filter(None, (one.shape.dtype, one.shape.layout, one.shape.epilogue)))} "
+            f"| {one.rival}: {one.rival_us:.1f} us | {one.us:.1f} us | `{one.kernel}` | {one.gain:.2f} |"
+            for one in sorted(slower, key=lambda one: one.gain)
+        ),
+    )
+    return (
+        f"{table}\n{len(slower)} of {len(speedups.standings(found))} shapes, in all suites, by more than "
+        f"{speedups.LEVEL:.0%}. {cards_of(found)}\n"
+    )
+
+
+def suites_of(results: Sequence[Result | None]) -> dict[str, Result]:
+    """The results that exist of those that `speedups.SUITES` lists, by name."""
+    return {
+        name: result
+        for name, result in zip(speedups.SUITES, results, strict=True)
+        if result is not None
+    }
+
+
+def cards_of(results: dict[str, Result]) -> str:
+    """On what, and when, several results were measured."""
+    stamps = [result["stamp"] for result in results.values()]
+    places = {f"{s['card']}, driver {s['driver']}, torch {s['torch']}, {s['date']}" for s in stamps}
+    return "; ".join(sorted(places)) + "."
+
+
+def decode(result: Result) -> str:
+    """The table of products with few rows, whose speed is that of reading the weight."""
+    return (
+        "Few rows, as in decoding: the time is that of reading the weight once, so speeds are in TB/s of operands and\n"
+        f"output.\n\n{side_by_side(result, bandwidth=True)}"
+    )
 
 
 # --- Results of `python -m torch_gemm ladder`
 
-# From the document.
-PICTURE = Path("docs/ladder.svg")
+LADDER_PICTURE = Path("docs/ladder.svg")  # from README.md
 
 
 def ladder(nn: Result, nt: Result | None, fp32: Result | None) -> str:
-    """The picture, and a table for each result that exists."""
-    parts = [f"![TFLOP/s of every rung]({PICTURE})\n", ladder_table(nn), ladder_caption(nn)]
+    """The picture, and, folded up, a table for each result that exists."""
+    parts = [
+        f"![TFLOP/s of every rung]({LADDER_PICTURE})\n",
+        "<details><summary>Times, speed-ups, shares of peak</summary>\n",
+        ladder_table(nn),
+        ladder_caption(nn),
+    ]
     if nt:
         parts += [f"{_problem(nt)}, B as `nn.Linear` has it:\n", ladder_table(nt)]
     if fp32:
@@ -165,7 +241,7 @@ def ladder(nn: Result, nt: Result | None, fp32: Result | None) -> str:
             "and RMS deviation from the FP64 product, as shares of the product's RMS.\n",
             accuracy_table(fp32),
         ]
-    return "\n".join(parts)
+    return "\n".join([*parts, "</details>\n"])
 
 
 def ladder_table(result: Result) -> str:
@@ -323,27 +399,6 @@ def ladder_layouts(nn: Result, nt: Result | None) -> str:
     )
 
 
-def picture_is_current(document: Path, results: Path = RESULTS) -> bool:
-    """Whether the picture beside a document shows the stored result, or there is none to show."""
-    result = load(BLOCKS["ladder"].sources[0], results)
-    if result is None or "<!-- begin: ladder -->" not in document.read_text():
-        return True
-    picture = document.parent / PICTURE
-    return picture.is_file() and drawn_digest(picture.read_bytes()) == result_digest(result)
-
-
-def write_picture(document: Path, results: Path = RESULTS) -> None:
-    """Draws the stored result beside a document.
-
-    Raises:
-        CommandError: matplotlib is not installed.
-    """
-    picture = document.parent / PICTURE
-    content = draw(load(BLOCKS["ladder"].sources[0], results), PICTURE.suffix[1:])
-    picture.parent.mkdir(exist_ok=True)
-    picture.write_bytes(content)
-
-
 # --- Kinds of blocks
 
 
@@ -361,6 +416,9 @@ class Kind:
 
 
 BLOCKS = {
+    "decode": Kind(("decode",), decode),
+    "summary": Kind(tuple(speedups.SUITES), summary),
+    "losses": Kind(tuple(speedups.SUITES), losses),
     "fused": Kind(("fused",), fused, missing=""),
     "ladder": Kind(("ladder_nn_fp16", "ladder_nt_fp16", "ladder_nn_fp32"), ladder),
     "ladder-measured": Kind(("ladder_nn_fp16",), ladder_measured),
@@ -374,6 +432,65 @@ BLOCKS = {
 def kind_of(name: str) -> Kind:
     """What the block of this name shows."""
     return BLOCKS.get(name, Kind((name,), side_by_side))
+
+
+# --- Pictures
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn for README.md, where that has the block of this name; other documents only show it."""
+
+    path: Path  # from README.md
+    sources: tuple[str, ...]  # the first must exist
+    digest: Callable[[dict[str, Result]], str]
+    draw: Callable[[dict[str, Result], str], bytes]
+
+    def results(self, document: Path, block: str, results: Path) -> dict[str, Result]:
+        """What it shows, by name; nothing where the document does not ask for it or nothing is measured."""
+        found = {name: load(name, results) for name in self.sources}
+        if document.parent.name == "docs" or f"<!-- begin: {block} -->" not in document.read_text():
+            return {}
+        if found[self.sources[0]] is None:
+            return {}
+        return {name: result for name, result in found.items() if result is not None}
+
+    def is_current(self, document: Path, block: str, results: Path) -> bool:
+        """Whether the file beside a document shows the stored results, or there are none to show."""
+        shown = self.results(document, block, results)
+        file = document.parent / self.path
+        return not shown or (
+            file.is_file() and drawn_digest(file.read_bytes()) == self.digest(shown)
+        )
+
+    def write(self, document: Path, block: str, results: Path) -> None:
+        """Draws the stored results beside a document.
+
+        Raises:
+            CommandError: matplotlib is not installed.
+        """
+        file = document.parent / self.path
+        content = self.draw(self.results(document, block, results), self.path.suffix[1:])
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content)
+
+
+def _only(results: dict[str, Result]) -> Result:
+    (result,) = results.values()
+    return result
+
+
+PICTURES = {
+    "ladder": Picture(
+        LADDER_PICTURE,
+        ("ladder_nn_fp16",),
+        lambda results: result_digest(_only(results)),
+        lambda results, form: draw(_only(results), form),
+    ),
+    "summary": Picture(
+        Path("docs/speedups.svg"), tuple(speedups.SUITES), speedups.digest_of, speedups.draw
+    ),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -400,16 +517,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in stale("".join(texts.values()), results):
         print(f"{name}: measured before the last change of csrc/", file=sys.stderr)
 
-    illustrated = [path for path in documents if not picture_is_current(path, results)]
+    undrawn = [
+        (picture, path, block)
+        for path in documents
+        for block, picture in PICTURES.items()
+        if not picture.is_current(path, block, results)
+    ]
     outdated = [path for path in documents if rendered[path] != texts[path]]
-    outdated += [path.parent / PICTURE for path in illustrated]
+    outdated += [path.parent / picture.path for picture, path, _ in undrawn]
     if parsed.check:
         for path in outdated:
             print(f"{path.name} is not up to date: python -m benchmarks.render")
         return int(bool(outdated))
     try:
-        for path in illustrated:
-            write_picture(path, results)
+        for picture, path, block in undrawn:
+            picture.write(path, block, results)
     except CommandError as error:
         print(error, file=sys.stderr)
         return 2

@@ -102,6 +102,25 @@ def build(folder: Path) -> Path:
     return wheel
 
 
+def check_content(name: str, content: bytes) -> None:
+    """No path of the machine that built it."""
+    for private in {str(ROOT), sys.prefix, str(Path.home())} - {"/"}:
+        require(private.encode() not in content, f"{name} mentions {private}")
+
+
+def check_library(path: Path) -> None:
+    """Its size, and what the dynamic linker will look for, and where."""
+    size = path.stat().st_size
+    print(f"{path.name}: {size / 1e6:.1f} MB")
+    require(size < MAX_LIBRARY_BYTES, f"{path.name} is larger than {MAX_LIBRARY_BYTES / 1e6} MB")
+    dynamic = subprocess.run(
+        ["readelf", "-d", path], capture_output=True, text=True, check=True
+    ).stdout
+    for library in re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic):
+        require(ALLOWED_LIBRARIES.fullmatch(library) is not None, f"{path.name} needs {library}")
+    require("PATH)" not in dynamic, f"{path.name} has a run path")
+
+
 def inspect(path: Path) -> None:
     """Checks the wheel's name, what is in it and what is not."""
     require(
@@ -125,23 +144,9 @@ def inspect(path: Path) -> None:
         strays = {n for n in names if not re.match(r"torch_gemm/|torch_gemm-[\w.]+\.dist-info/", n)}
         require(not strays, f"the wheel would install {sorted(strays)}")
         for name in sorted(names):
-            content = wheel.read(name)
-            for private in {str(ROOT), sys.prefix, str(Path.home())} - {"/"}:
-                require(private.encode() not in content, f"{name} mentions {private}")
+            check_content(name, wheel.read(name))
         for name in sorted(libraries):
-            size = wheel.getinfo(name).file_size
-            print(f"{name}: {size / 1e6:.1f} MB")
-            require(size < MAX_LIBRARY_BYTES, f"{name} is larger than {MAX_LIBRARY_BYTES / 1e6} MB")
-            dynamic = subprocess.run(
-                ["readelf", "-d", wheel.extract(name, folder)],
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stdout
-            for library in re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic):
-                allowed = ALLOWED_LIBRARIES.fullmatch(library) is not None
-                require(allowed, f"{name} needs {library}")
-            require("PATH)" not in dynamic, f"{name} has a run path")
+            check_library(Path(wheel.extract(name, folder)))
     print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB, built with {json.dumps(record)}")
 
 

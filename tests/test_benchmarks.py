@@ -206,9 +206,86 @@ def test_render_several_documents(tmp_path, capsys):
     assert render.main([*arguments, "--check"]) == 0
 
 
-def test_the_documents_exist():
-    assert [path.name for path in render.DOCUMENTS] == ["README.md", "ladder.md"]
-    assert all(path.is_file() for path in render.DOCUMENTS)
+def test_the_documents():
+    names = [path.name for path in render.DOCUMENTS]
+    assert names[0] == "README.md"
+    assert {"ladder.md", "performance.md"} <= set(names)
+    marked = "".join(path.read_text() for path in render.DOCUMENTS)
+    assert all(f"<!-- begin: {name} -->" in marked for name in render.BLOCKS)
+
+
+def stored(folder, name, rows, **contenders):
+    """A result with one row for each of the times of tgemm, and for its rivals."""
+    result = {
+        "stamp": {"card": "GPU", "driver": "1", "torch": "2", "date": "3", "csrc_digest": "0"},
+        "rounds": 1,
+        "rows": [
+            {"m": 1, "n": 1000, "k": 1000 * row["us"], "dtype": "bf16", "chosen": "simt:64x64"}
+            | {
+                "contenders": {
+                    label: {"us": us, "tflops": 1.0}
+                    for label, us in (contenders | {"tgemm": row["us"]}).items()
+                },
+                "ratio": contenders["torch"] / row["us"],
+                "best_ratio": min(contenders.values()) / row["us"],
+                "control_ratio": 1.0,
+            }
+            for row in rows
+        ],
+    }
+    (folder / f"{name}.json").write_text(json.dumps(result))
+
+
+def test_decoding_is_shown_as_bandwidth(tmp_path):
+    assert render.block_of("decode", tmp_path) == render.NOT_MEASURED
+    stored(tmp_path, "decode", [{"us": 2}], torch=1.0)
+    # (2000 + 1000 * 2000 + 1000) * 2 bytes in one and in two microseconds.
+    assert "| 1.0 us, 4.01 TB/s | 2.0 us, 2.00 TB/s | `simt:64x64` | 0.50 |" in render.block_of(
+        "decode", tmp_path
+    )
+
+
+def test_gains_and_losses_of_all_suites(tmp_path):
+    for name in ("summary", "losses"):
+        assert render.block_of(name, tmp_path) == render.NOT_MEASURED
+    stored(tmp_path, "sm90", [{"us": 1}, {"us": 2}, {"us": 8}], **{"torch": 4.0, shapes.LT: 2.0})
+    stored(tmp_path, "fused", [{"us": 4}, {"us": 5}], **{"torch": 4.0, "torch (control)": 1.0})
+    text = render.block_of("summary", tmp_path)
+    # 2, 1 and 1/4: their product is 1/2. The control is no rival.
+    assert (
+        f"| linear layers, 128 rows and more | torch, {shapes.LT} | 1 | 1 | 1 | 0.79 | 0.25 | 2.00 |"
+        in text
+    )
+    assert "| fused epilogues | torch | 0 | 1 | 1 | 0.89 | 0.80 | 1.00 |" in text
+    assert "decoding" not in text
+    assert text.endswith("GPU, driver 1, torch 2, 3.\n")
+    lines = [line for line in render.block_of("losses", tmp_path).splitlines() if "0." in line]
+    assert [line.rsplit("|", 2)[1].strip() for line in lines] == ["0.25", "0.80"]
+    assert f"| {shapes.LT}: 2.0 us | 8.0 us |" in lines[0]
+    assert "2 of 5 shapes" in render.block_of("losses", tmp_path)
+
+
+def test_the_picture_of_all_suites(tmp_path, capsys):
+    document = tmp_path / "README.md"
+    document.write_text("<!-- begin: summary -->\n<!-- end: summary -->\n")
+    arguments = ["--document", str(document), "--results", str(tmp_path)]
+    assert render.main(arguments) == 0
+    assert not (tmp_path / "docs").exists()
+    stored(tmp_path, "sm90", [{"us": 1}, {"us": 2}], torch=2.0)
+    assert render.main([*arguments, "--check"]) == 1
+    assert "speedups.svg is not up to date" in capsys.readouterr().out
+    assert render.main(arguments) == 0
+    assert render.main([*arguments, "--check"]) == 0
+    # One more suite.
+    stored(tmp_path, "other", [{"us": 1}], torch=2.0)
+    render.main(arguments)
+    first = (tmp_path / "docs" / "speedups.svg").read_bytes()
+    stored(tmp_path, "other", [{"us": 2}], torch=2.0)
+    assert render.main([*arguments, "--check"]) == 1
+    assert render.main(arguments) == 0
+    assert (tmp_path / "docs" / "speedups.svg").read_bytes() != first
+    # A document in docs/ shows the picture that README.md has drawn.
+    assert not (tmp_path / "docs" / "docs").exists()
 
 
 def test_old_results_are_named(tmp_path):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_gemm.html import require_matplotlib
 from torch_gemm.ladder.tables import label_of, times_of
 from torch_gemm.measure import result_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RUNG, TWIN, LIBRARY = "#4878a8", "#b4c8dc", "#76b900"
 
@@ -29,7 +32,6 @@ def draw(result: dict[str, Any], form: str) -> bytes:
         CommandError: matplotlib is not installed.
     """
     require_matplotlib()
-    import matplotlib
     from matplotlib.figure import Figure
 
     rows = [row for row in result["rows"] if "us" in row]
@@ -56,7 +58,20 @@ def draw(result: dict[str, Any], form: str) -> bytes:
         fontsize=11,
     )
 
-    metadata = {"Description": f"torch_gemm ladder sha256:{result_digest(result)}"}
+    return to_bytes(figure, form, f"torch_gemm ladder sha256:{result_digest(result)}")
+
+
+def to_bytes(figure: Figure, form: str, description: str) -> bytes:
+    """A figure as a file: with one version of matplotlib the same bytes for the same figure.
+
+    Args:
+        figure: what was drawn.
+        form: "png" or "svg".
+        description: goes into the metadata; `drawn_digest` finds a digest in it.
+    """
+    import matplotlib
+
+    metadata = {"Description": description}
     if form == "svg":
         metadata["Date"] = None  # else each drawing of the same numbers would differ
     content = io.BytesIO()
@@ -71,8 +86,8 @@ def result_digest(result: dict[str, Any]) -> str:
 
 
 def drawn_digest(picture: bytes) -> str | None:
-    """The `result_digest` of the result that a picture shows, or None if it does not say."""
-    found = re.search(rb"torch_gemm ladder sha256:([0-9a-f]{64})", picture)
+    """The digest of the results that a picture shows, or None if it does not say."""
+    found = re.search(rb"torch_gemm [\w-]+ sha256:([0-9a-f]{64})", picture)
     return found[1].decode() if found else None
 
 
