@@ -16,7 +16,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 PY := $(VENV)/bin/python
 STAMPS := $(VENV)/stamps
-CPP_FILES = $(shell find csrc tests/cpp -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
+CPP_FILES = $(shell find csrc tests/cpp examples -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 ARGS ?=
 
 .PHONY: help setup build test test-cpp test-python test-gpu lint format demo info bench wheel check-wheel clean
