@@ -95,7 +95,7 @@ def replace(
 
     With `fuse`, what follows a layer moves into its kernel: an activation (ReLU, GELU, SiLU) that reads
     only this layer, the gate, activation and product of a Llama-style MLP (as `linear_glu`, its two
-    weights as they are), and the sum with the residual where a block is nothing but
+    weights as they are, or two views of the one that Phi-3 packs them in), and the sum with the residual where a block is nothing but
     ``norm(dropout(layer(x)) + residual)``. Each fusion is tried on a sample of its block's inputs, taken
     from the run on `verify` or else random, and undone if the output moved by more than roundings
     explain. Activations keep their place, as identities; hooks on the output of a fused layer would see
