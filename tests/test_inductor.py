@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,8 +114,30 @@ def test_low_precision(dtype):
 LOW = {name: ACTIVATIONS[name] for name in ("relu", "gelu", "gelu_tanh", "silu")}
 
 
-def packed_glu(x, w, v):
+def gated(x, w, v):
     return functional.gelu(x @ w.t()) * (x @ v.t())
+
+
+def packed(x, w, b):
+    """As Phi-3 has it."""
+    gate, up = functional.linear(x, w, b).chunk(2, dim=-1)
+    return up * functional.silu(gate)
+
+
+def packed_slices(x, w):
+    """The second half is the gate."""
+    y = x @ w.t()
+    return functional.relu(y[..., 4:]) * y[..., :4]
+
+
+def halves_and_more(x, w):
+    up, gate = (x @ w.t()).chunk(2, dim=-1)
+    return functional.relu(gate) * up + up
+
+
+def halves_of_rows(x, w):
+    up, gate = (x @ w.t()).chunk(2, dim=0)
+    return functional.relu(gate) * up
 
 
 FUNCTIONS = {
@@ -161,7 +184,7 @@ FUNCTIONS = {
         [("linear", ("residual",)), ("matmul", ())],
     ),
     "glu": (
-        packed_glu,
+        gated,
         (X, WEIGHT, WEIGHT.flip(0)),
         [("linear_glu", ("gelu", "product with mm_1"))],
     ),
@@ -175,6 +198,28 @@ FUNCTIONS = {
         (X, X.flip(0), WEIGHT, WEIGHT.flip(0)),
         [("linear", ("silu",)), ("matmul", ())],
     ),
+    "packed glu": (
+        packed,
+        (X, WEIGHT, BIAS),
+        [("linear_glu", ("bias", "silu", "product of its halves"))],
+    ),
+    "packed glu in 2-d": (
+        packed,
+        (X[0], WEIGHT, BIAS),
+        [("linear_glu", ("bias", "silu", "product of its halves"))],
+    ),
+    "packed glu by slices": (
+        packed_slices,
+        (X, WEIGHT),
+        [("linear_glu", ("relu", "product of its halves"))],
+    ),
+    "packed glu of a (K, N) weight": (
+        lambda x, w, b: packed(x, w.t(), b),
+        (X, WEIGHT.t().contiguous(), BIAS),
+        [("linear_glu", ("bias", "silu", "product of its halves"))],
+    ),
+    "halves that are read elsewhere": (halves_and_more, (X, WEIGHT), [("matmul", ())]),
+    "halves of rows": (halves_of_rows, (X, WEIGHT), [("matmul", ())]),
     "square": (
         lambda x, w: functional.silu(x @ w.t()) * functional.silu(x @ w.t()),
         (X, WEIGHT),
@@ -203,7 +248,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name):
     function, inputs, expected = FUNCTIONS[name]
-    report = check(function, *inputs, codegen=name in ("glu", "chained", "no rows"))
+    report = check(function, *inputs, codegen=name in ("glu", "packed glu", "chained", "no rows"))
     if expected is not None:
         assert sorted((op, fused) for _, op, fused in report.matched) == sorted(expected)
 
@@ -224,7 +269,7 @@ def test_what_is_left_and_why(function, reason):
 
 
 def test_the_report_prints_as_a_table():
-    report = check(packed_glu, X, WEIGHT, WEIGHT.flip(0))
+    report = check(gated, X, WEIGHT, WEIGHT.flip(0))
     report.missed.append(Missed("mm_7", "because"))
     assert str(report).splitlines() == [
         "mm    tgemm.linear_glu + gelu + product with mm_1",
@@ -269,6 +314,32 @@ def test_a_model_contains_tgemm_ops(dynamic):
         ("linear", ("bias", "gelu")),
         ("linear", ("bias", "residual")),
     ]
+
+
+class PackedMLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_up, self.down = nn.Linear(16, 48), nn.Linear(24, 16)
+
+    def forward(self, x):
+        up, gate = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(up * functional.gelu(gate))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_packed_weight_is_two_views(dynamic):
+    model = PackedMLP().eval()
+    with torch.no_grad():
+        run = torch.compile(model, fullgraph=True, dynamic=dynamic, options=inductor.options())
+        result, (code, *_) = run_and_get_code(run, X)
+        torch.testing.assert_close(result, model(X))
+    (call,) = [
+        line for line in code.splitlines() if "= torch.ops.tgemm.linear_glu.default(" in line
+    ]
+    # Weights and biases are read where they lie.
+    assert call.count("reinterpret_tensor(") >= 3
+    assert "cpp_fused" not in code
+    assert inductor.reports()[0].matched[0].fused == ("bias", "gelu", "product of its halves")
 
 
 def test_training():
@@ -506,6 +577,7 @@ print("from the cache" if sum(counts) else "compiled", len(inductor.reports()))
 
 def test_the_candidate_comes_from_the_cache_of_another_process(tmp_path):
     environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
     }

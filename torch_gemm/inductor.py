@@ -457,6 +457,7 @@ def _rewrite(graph: fx.Graph, plain: bool, contest: bool, report: Report) -> Non
     """`contest`: products with nothing to fuse, if they are mm, are left to autotuning."""
     activations = _activations_of(graph)
     chains: dict[fx.Node, _Chain] = {}  # by tip
+    packed: dict[_Chain, _Halves] = {}
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in _PRODUCTS:
             continue
@@ -466,7 +467,10 @@ def _rewrite(graph: fx.Graph, plain: bool, contest: bool, report: Report) -> Non
             continue
         chain = _Chain(node)
         reason = chain.extend(activations)
-        if reason is not None:
+        halves = _gated_halves(chain, activations)
+        if halves is not None:
+            packed[chain] = halves
+        elif reason is not None:
             report.missed.append(Missed(node.name, reason))
         # Two products that are added have one tip: the later one adds the earlier.
         earlier = chains.pop(chain.tip, None)
@@ -476,6 +480,9 @@ def _rewrite(graph: fx.Graph, plain: bool, contest: bool, report: Report) -> Non
         chains[chain.tip] = chain
 
     emitter = _Emitter(graph, report)
+    for chain, halves in packed.items():
+        if emitter.emit_packed_glu(chain, halves):
+            del chains[chain.tip]
     for chain in list(chains.values()):
         product = _only_reader(chain.tip, _aten.mul.Tensor)
         if chain.activation is None or chain.residual is not None or product is None:
@@ -522,6 +529,67 @@ def _is_gated_pair(gate: _Chain, up: _Chain) -> bool:
         and _same(gate.b.meta["val"].shape, up.b.meta["val"].shape)
         and _same(gate.tip.meta["val"].shape, up.tip.meta["val"].shape)
     )
+
+
+class _Halves(NamedTuple):
+    """``act(gate) * up`` of the halves of one product's columns."""
+
+    activation: str
+    gate_is_first: bool
+    columns: int  # of a half
+    product: fx.Node
+    nodes: frozenset[fx.Node]  # between the chain and the product
+
+
+def _gated_halves(chain: _Chain, activations: dict[fx.Node, _Activation]) -> _Halves | None:
+    if (
+        chain.activation is not None
+        or chain.residual is not None
+        or chain.addmm_options is not None
+        or chain.node.target is _aten.bmm.default
+    ):
+        return None
+    cut = _halves_of(chain.tip)
+    if cut is None:
+        return None
+    halves, nodes = cut
+    for is_first, (gate, up) in ((True, halves), (False, halves[::-1])):
+        activation = activations.get(gate)
+        if activation is None or not activation.is_private or set(gate.users) - activation.nodes:
+            continue
+        product = _only_reader(activation.last, _aten.mul.Tensor)
+        if product is not None and list(up.users) == [product] and up in product.args:
+            columns = gate.meta["val"].shape[-1]
+            return _Halves(activation.name, is_first, columns, product, nodes | activation.nodes)
+    return None
+
+
+def _halves_of(node: fx.Node) -> tuple[tuple[fx.Node, fx.Node], frozenset[fx.Node]] | None:
+    """The first and the second half of a node's columns, if that is all that is read of it."""
+    shape, users = node.meta["val"].shape, list(node.users)
+    width, last = shape[-1], (-1, len(shape) - 1)
+    if not isinstance(width, int) or width % 2:
+        return None
+    if len(users) == 1 and users[0].target is _aten.split.Tensor:
+        _, size, *dim = users[0].args
+        parts = sorted(users[0].users, key=lambda part: part.args[1])
+        if size != width // 2 or (*dim, 0)[0] not in last:
+            return None
+        if [part.args[1] for part in parts] != [0, 1]:
+            return None
+        return (parts[0], parts[1]), frozenset((users[0], *parts))
+    if len(users) != 2 or any(user.target is not _aten.slice.Tensor for user in users):
+        return None
+    parts = {}
+    for user in users:
+        _, dim, start, end = (*user.args, 0, None, None)[:4]
+        if len(user.args) > 4 or user.kwargs or dim not in last:
+            return None
+        parts[start or 0, width if end is None or end > width else end] = user
+    first, second = parts.get((0, width // 2)), parts.get((width // 2, width))
+    if first is None or second is None:
+        return None
+    return (first, second), frozenset(users)
 
 
 def _precision(operand: fx.Node) -> dict[str, Any]:
@@ -592,6 +660,36 @@ class _Emitter:
             return False
         fused = (*gate.fused, f"product with {up.node.name}", *(f"its {what}" for what in up.fused))
         self.report.matched.append(Matched(gate.node.name, "linear_glu", fused))
+        return True
+
+    def emit_packed_glu(self, chain: _Chain, halves: _Halves) -> bool:
+        """Replaces a chain and the gated product of its halves, whose weights become two views."""
+        a = self._now(chain.a)
+        kwargs = _precision(a)
+        if halves.activation != "silu":
+            kwargs["activation"] = halves.activation
+        product = halves.product
+        sizes = chain.tip.args[1] if chain.tip.target in _RESHAPES else chain.sizes
+        with self._building(product) as built:
+            weight = self._weight_of(built, self._now(chain.b))
+            if _is_constant(weight):
+                kwargs["static_weight"] = True
+            rows = [(0, halves.columns), (halves.columns, 2 * halves.columns)]
+            args = [a]
+            for packed in (weight, self._now(chain.bias)):
+                for start, end in rows if halves.gate_is_first else reversed(rows):
+                    half = None
+                    if packed is not None:
+                        half = built.call(_aten.slice.Tensor, (packed, 0, start, end))
+                    args.append(half)
+            new = built.call(_tgemm.linear_glu.default, tuple(args), kwargs)
+            if sizes is not None:
+                sizes = [*sizes[:-1], halves.columns]
+                new = built.call(_aten.reshape.default, (new, sizes))
+        if not self._replace(product, new, [*chain.trail, *halves.nodes], built, chain.node):
+            return False
+        fused = (*chain.fused, halves.activation, "product of its halves")
+        self.report.matched.append(Matched(chain.node.name, "linear_glu", fused))
         return True
 
     def _now(self, node: fx.Node | None) -> fx.Node | None:
