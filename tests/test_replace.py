@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from test_ops_autograd import Calls
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -280,6 +281,56 @@ def test_tensor_subclasses_are_skipped():
     assert reasons(torch_gemm.replace(model)) == {
         "0": "its weight is a tensor subclass (TaggedTensor)"
     }
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    """Of a single process."""
+    if not torch.distributed.is_available():
+        pytest.skip("this torch is built without torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_fsdp2(mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    def shard(model):
+        fully_shard(model[0], mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    stock = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    model = copy.deepcopy(stock)
+    x = torch.randn(3, 4)
+    reason = (
+        "its parameters are DTensors: under FSDP2, call replace before fully_shard; tensor "
+        "parallelism is not supported"
+    )
+    sharded = shard(copy.deepcopy(stock))
+    assert reasons(torch_gemm.replace(sharded, fuse=True)) == {"0": reason, "2": reason}
+    torch.testing.assert_close(sharded(x), stock(x))
+
+    # The other way round both work: the layers run on tgemm, their weights are sharded.
+    assert len(torch_gemm.replace(model, fuse=True).fused) == 1
+    shard(model)
+    with Calls() as calls:
+        out = model(x)
+    assert len(calls.names("tgemm")) == 2
+    torch.testing.assert_close(out, stock(x))
+    for m in (model, stock):
+        m(x).square().sum().backward()
+    for own, other in zip(model.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(own.grad.full_tensor(), other.grad)
+    modules = list(model.modules())
+    with pytest.raises(RuntimeError, match="restore: the weight of 0 is a DTensor, and what has"):
+        torch_gemm.restore(model)
+    assert all(a is b for a, b in zip(modules, model.modules(), strict=True))
+    torch.testing.assert_close(model(x), stock(x))
 
 
 class QuantLinear(nn.Module):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import threading
 from pathlib import Path
 
@@ -206,8 +207,9 @@ def test_compiled_by_the_pass(mode: str | None, device: str, uncached):
     assert matched.count("matmul") == (0 if tunes else 1), report
     assert len(report.contested) == len(report.tuned) == (1 if tunes else 0), report
     for tuned in report.tuned:
-        assert 0 < tuned.tgemm_us < 1000, report
-        assert 0 < tuned.best_other_us < 1000, report
+        # Not infinite, which stands for a candidate that failed.
+        assert math.isfinite(tuned.tgemm_us), report
+        assert math.isfinite(tuned.best_other_us), report
 
 
 @torch.inference_mode()
