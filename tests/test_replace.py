@@ -283,6 +283,66 @@ def test_tensor_subclasses_are_skipped():
     }
 
 
+class GEGLU(nn.Module):
+    """The layers of diffusers' feed-forward blocks take arguments that they ignore."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(8, 2 * 12)
+
+    def gelu(self, gate):
+        return nn.functional.gelu(gate.float() if gate.device.type == "mps" else gate)
+
+    def forward(self, hidden_states, *args, **kwargs):
+        if len(args) > 0 or kwargs.get("scale") is not None:
+            raise ValueError("scale is deprecated")
+        hidden_states, gate = self.proj(hidden_states).chunk(2, dim=-1)
+        return hidden_states * self.gelu(gate)
+
+
+class Diffusion(nn.Module):
+    """A transformer block as diffusers writes it, with a time embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8))
+        self.to_q, self.to_k, self.to_v = (nn.Linear(8, 8, bias=False) for _ in range(3))
+        self.to_out = nn.ModuleList([nn.Linear(8, 8), nn.Dropout(0.0)])
+        self.net = nn.ModuleList([GEGLU(), nn.Dropout(0.0), nn.Linear(12, 8)])
+
+    def forward(self, sample, timestep, encoder_hidden_states=None):
+        sample = sample + self.time(timestep)[:, None]
+        context = sample if encoder_hidden_states is None else encoder_hidden_states
+        hidden = nn.functional.scaled_dot_product_attention(
+            self.to_q(sample), self.to_k(context), self.to_v(context)
+        )
+        for module in self.to_out:
+            hidden = module(hidden)
+        sample = hidden = sample + hidden
+        for module in self.net:
+            hidden = module(hidden)
+        return {"sample": sample + hidden}
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_diffusion_models(fuse):
+    model = Diffusion().eval()
+    inputs = {
+        "sample": torch.randn(2, 5, 8),
+        "timestep": torch.randn(2, 8),
+        "encoder_hidden_states": torch.randn(2, 3, 8),
+    }
+    with torch.no_grad():
+        expected = model(**inputs)["sample"]
+    report = torch_gemm.replace(model, fuse=fuse, verify=inputs)
+    assert len(report.replaced) == 8
+    assert report.skipped == report.not_fused == ()
+    assert [fused.name for fused in report.fused] == (["time.0"] if fuse else [])
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs)["sample"], expected)
+    assert len(torch_gemm.restore(model)) == 8
+
+
 @pytest.fixture
 def mesh(tmp_path):
     """Of a single process."""

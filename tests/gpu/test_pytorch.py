@@ -10,7 +10,6 @@ import copy
 import functools
 import math
 import threading
-from pathlib import Path
 
 import pytest
 import test_autocast
@@ -67,14 +66,6 @@ def assert_as_good(result: Tensor, stock: Tensor, exact: Tensor) -> None:
     own, theirs = ((out.double() - exact).abs().max().item() for out in (result, stock))
     slack = 4 * torch.finfo(result.dtype).eps * exact.abs().max().item()
     assert own <= theirs + slack, (own, theirs)
-
-
-def needs_cuda_headers() -> None:
-    """AOTInductor compiles C++ against them."""
-    from torch.utils.cpp_extension import include_paths
-
-    if not any((Path(folder) / "cuda.h").exists() for folder in include_paths("cuda")):
-        pytest.skip("AOTInductor needs CUDA's headers, and there is no toolkit with cuda.h")
 
 
 # --- override --------------------------------------------------------------------------------------
@@ -298,9 +289,9 @@ def test_ensembles(device: str):
 # --- Packages --------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("cuda_headers")
 def test_package_in_a_fresh_process(device: str, tmp_path):
     """From C++: tests/test_examples.py."""
-    needs_cuda_headers()
     with torch.device(device):
         test_ops_compile.test_aot_inductor(tmp_path)
 
