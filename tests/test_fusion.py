@@ -492,7 +492,7 @@ def test_a_model_that_was_replaced_before_can_be_fused():
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_of_a_fused_model(how):
-    model = Wrapped(MLP(), Gated()).eval()
+    model = Wrapped(MLP(), Gated(), Packed(bias=True)).eval()
     with torch.no_grad():
         before = model(X)
     torch_gemm.replace(model, fuse=True)
@@ -505,7 +505,7 @@ def test_copies_of_a_fused_model(how):
 
 
 def test_compiled():
-    model = nn.Sequential(Wrapped(MLP(), Gated()), Bert()).eval()
+    model = nn.Sequential(Wrapped(MLP(), Gated(), Packed(bias=True)), Bert()).eval()
     with torch.no_grad():
         before = model(X)
         torch_gemm.replace(model, fuse=True)
