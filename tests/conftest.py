@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -44,6 +45,15 @@ def _why_no_gpu() -> str | None:
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} finds no GPU on this machine"
     return None
+
+
+@pytest.fixture
+def cuda_headers() -> None:
+    """AOTInductor compiles C++ against CUDA's headers for a model on a GPU."""
+    from torch.utils.cpp_extension import include_paths
+
+    if not any((Path(folder) / "cuda.h").exists() for folder in include_paths("cuda")):
+        pytest.skip("AOTInductor needs a CUDA toolkit with cuda.h for a GPU's models")
 
 
 @pytest.fixture(autouse=True)

@@ -50,11 +50,10 @@ def tensors(parameters, inputs) -> tuple[Tensor, ...]:
 
 
 def cells():
-    for to, parameters, inputs in itertools.product(
-        (None, torch.bfloat16, torch.float16), DTYPES, DTYPES
-    ):
-        name = "-".join(str(dtype).removeprefix("torch.") for dtype in (to, parameters, inputs))
-        yield pytest.param(to, parameters, inputs, id=name)
+    return [
+        pytest.param(*cell, id="-".join(str(dtype).removeprefix("torch.") for dtype in cell))
+        for cell in itertools.product((None, torch.bfloat16, torch.float16), DTYPES, DTYPES)
+    ]
 
 
 def works(to, parameters, inputs) -> bool:

@@ -42,7 +42,8 @@ def test_every_way_of_calling_computes_the_same():
                         result = call()
                         # The .out ops return nothing; the tensor they wrote is torch's result too.
                         result = calls["torch"]() if result is None else result
-                        torch.testing.assert_close(result, expected)
+                        # A bias may be added before or after the product is rounded to BF16.
+                        torch.testing.assert_close(result, expected, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -146,6 +146,127 @@ def test_activations_and_gated_mlps(name, activation, verify):
     check_undone(model, before, kinds, state)
 
 
+class Packed(nn.Module):
+    """Phi-3's MLP: gate and up are the halves of one layer's output."""
+
+    def __init__(self, bias=False):
+        super().__init__()
+        self.gate_up = nn.Linear(16, 2 * 24, bias=bias)
+        self.down = nn.Linear(24, 16)
+        self.act = nn.SiLU()
+
+    def forward(self, x):
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(up * self.act(gate))
+
+
+class PackedUpFirst(Packed):
+    """The GEGLU layer of diffusion models: the second half is the gate, and nothing follows."""
+
+    def forward(self, x):
+        up, gate = torch.split(self.gate_up(x), 24, dim=-1)
+        return up * functional.gelu(gate, approximate="tanh")
+
+
+class PackedInTimm(Packed):
+    def __init__(self, bias=True):
+        super().__init__(bias)
+        self.drop, self.norm = nn.Dropout(0.1), nn.LayerNorm(24)
+
+    def forward(self, x):
+        halves = self.gate_up(x).chunk(2, dim=-1)
+        x = self.act(halves[0]) * halves[1]
+        return self.drop(self.down(self.norm(self.drop(x))))
+
+
+class Functional(Gated):
+    """As Llama's own code has it."""
+
+    def forward(self, x):
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
+
+
+HALVES = "the product of its halves: one linear_glu"
+PACKED = {
+    "phi3": (Packed, "gate_up", f"silu and {HALVES}", 1),
+    "phi3, bias": (lambda: Packed(bias=True), "gate_up", f"silu and {HALVES}", 1),
+    "up first": (lambda: PackedUpFirst(bias=True), "gate_up", f"gelu_tanh and {HALVES}", 0),
+    "timm": (PackedInTimm, "gate_up", f"silu and {HALVES}", 1),
+    "functional": (Functional, "gate", "silu and the product with up: one linear_glu", 1),
+}
+
+
+@pytest.mark.parametrize("verify", [None, X], ids=["random sample", "verify"])
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_and_functional_gates(name, verify):
+    build, layer, what, linears = PACKED[name]
+    block = build()
+    model = nn.Sequential(nn.Identity(), block).eval()
+    with torch.no_grad():
+        before = model(X)
+    kinds = [type(module) for module in model.modules()]
+    state = {key: id(value) for key, value in model.state_dict(keep_vars=True).items()}
+    report = torch_gemm.replace(model, fuse=True, verify=verify)
+    assert report.fused == (Fused(f"1.{layer}", what),)
+    assert report.not_fused == ()
+    assert ops_in(model) == ["linear_glu"] + ["linear"] * linears
+    with torch.no_grad(), Calls() as calls:
+        torch.testing.assert_close(model(X), before)
+    # Two views of the one weight: nothing is concatenated or copied.
+    assert not {"aten.cat.default", "aten.clone.default", "aten.copy_.default"} & set(
+        calls.names("aten")
+    )
+    twin = copy.deepcopy(model)
+    torch_gemm.restore(model)
+    check_undone(model, before, kinds, state)
+    # Gradients reach both halves of the weight.
+    for m in (model, twin):
+        m(X).square().mean().backward()
+    for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+class Unequal(Packed):
+    def forward(self, x):
+        first, rest = self.gate_up(x).split([8, 40], dim=-1)
+        return self.down(self.act(first).repeat(1, 1, 3) * rest[..., :24])
+
+
+class OverRows(Packed):
+    """Halves of another dimension."""
+
+    def forward(self, x):
+        first, second = self.gate_up(x.repeat(2, 1, 1)).chunk(2, dim=0)
+        return self.down((self.act(first) * second)[..., :24])
+
+
+class HalfIsReadTwice(Packed):
+    def forward(self, x):
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(up * self.act(gate) + gate)
+
+
+@pytest.mark.parametrize("kind", [Unequal, OverRows, HalfIsReadTwice])
+def test_other_halves_are_left_alone(kind):
+    model = Wrapped(kind()).eval()
+    report = torch_gemm.replace(model, fuse=True, verify=X)
+    assert report.fused == ()
+    assert type(model.blocks[0]) is kind
+
+
+def test_looking_for_patterns_leaves_nothing_in_a_block():
+    class RemembersTheLast(Packed):
+        def forward(self, x):
+            self.last = self.gate_up(x)
+            return super().forward(x)
+
+    block = RemembersTheLast()
+    torch_gemm.replace(nn.Sequential(block))
+    pattern = fusion._block_pattern(block, {"gate_up": block.gate_up}, {"act": "silu"})
+    assert pattern is None  # it calls the layer twice
+    assert not hasattr(block, "last")
+
+
 def test_residual_of_a_norm_block():
     model = Bert().eval()
     with torch.no_grad():
@@ -371,7 +492,7 @@ def test_a_model_that_was_replaced_before_can_be_fused():
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_of_a_fused_model(how):
-    model = Wrapped(MLP(), Gated()).eval()
+    model = Wrapped(MLP(), Gated(), Packed(bias=True)).eval()
     with torch.no_grad():
         before = model(X)
     torch_gemm.replace(model, fuse=True)
@@ -384,7 +505,7 @@ def test_copies_of_a_fused_model(how):
 
 
 def test_compiled():
-    model = nn.Sequential(Wrapped(MLP(), Gated()), Bert()).eval()
+    model = nn.Sequential(Wrapped(MLP(), Gated(), Packed(bias=True)), Bert()).eval()
     with torch.no_grad():
         before = model(X)
         torch_gemm.replace(model, fuse=True)
@@ -494,6 +615,8 @@ def tiny(name, **options):
 
         return WhisperEncoder(config).eval()
     else:
+        if name == "Phi3":
+            options["pad_token_id"] = 0
         config = config(**sizes, intermediate_size=48, vocab_size=64, **options)
     return getattr(transformers, f"{name}Model")(config).eval()
 
@@ -509,6 +632,11 @@ TOKENS = {"input_ids": torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])}
             "Llama",
             TOKENS | {"use_cache": False},
             ["silu and the product with up_proj: one linear_glu"],
+        ),
+        (
+            "Phi3",
+            TOKENS | {"use_cache": False},
+            ["silu and the product of its halves: one linear_glu"],
         ),
         ("GPT2", TOKENS, ["gelu_tanh"]),
         ("Whisper", {"input_features": torch.randn(1, 80, 3000)}, ["gelu"]),

@@ -181,6 +181,31 @@ def test_dynamic_shapes_compile_once():
     assert len(graphs) == 1
 
 
+@pytest.mark.parametrize("how", ["dynamic", "mark_dynamic"])
+def test_any_number_of_rows_takes_few_graphs(how):
+    """One graph for all, at most one more for a single row, and one for none."""
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    layer = torch_gemm.nn.Linear(5, 4, activation="gelu").requires_grad_(False)
+
+    def function(x: Tensor) -> Tensor:
+        return torch_gemm.matmul(layer(x), layer.weight) + x
+
+    compiled = torch.compile(
+        function, fullgraph=True, backend=backend, dynamic=True if how == "dynamic" else None
+    )
+    for rows in (17, 1, 2, 3, 128, 4096, 0):
+        x = randn(rows, 5)
+        if how == "mark_dynamic" and rows > 1:  # torch refuses to mark a size of 0 or 1
+            torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(compiled(x), function(x))
+    assert len(graphs) <= 3
+
+
 def test_a_change_of_the_precision_flags_recompiles():
     """The wrappers take the flags as a constant; dynamo's own guards must notice when they change."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from test_ops_autograd import Calls
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -280,6 +281,116 @@ def test_tensor_subclasses_are_skipped():
     assert reasons(torch_gemm.replace(model)) == {
         "0": "its weight is a tensor subclass (TaggedTensor)"
     }
+
+
+class GEGLU(nn.Module):
+    """The layers of diffusers' feed-forward blocks take arguments that they ignore."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(8, 2 * 12)
+
+    def gelu(self, gate):
+        return nn.functional.gelu(gate.float() if gate.device.type == "mps" else gate)
+
+    def forward(self, hidden_states, *args, **kwargs):
+        if len(args) > 0 or kwargs.get("scale") is not None:
+            raise ValueError("scale is deprecated")
+        hidden_states, gate = self.proj(hidden_states).chunk(2, dim=-1)
+        return hidden_states * self.gelu(gate)
+
+
+class Diffusion(nn.Module):
+    """A transformer block as diffusers writes it, with a time embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8))
+        self.to_q, self.to_k, self.to_v = (nn.Linear(8, 8, bias=False) for _ in range(3))
+        self.to_out = nn.ModuleList([nn.Linear(8, 8), nn.Dropout(0.0)])
+        self.net = nn.ModuleList([GEGLU(), nn.Dropout(0.0), nn.Linear(12, 8)])
+
+    def forward(self, sample, timestep, encoder_hidden_states=None):
+        sample = sample + self.time(timestep)[:, None]
+        context = sample if encoder_hidden_states is None else encoder_hidden_states
+        hidden = nn.functional.scaled_dot_product_attention(
+            self.to_q(sample), self.to_k(context), self.to_v(context)
+        )
+        for module in self.to_out:
+            hidden = module(hidden)
+        sample = hidden = sample + hidden
+        for module in self.net:
+            hidden = module(hidden)
+        return {"sample": sample + hidden}
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_diffusion_models(fuse):
+    model = Diffusion().eval()
+    inputs = {
+        "sample": torch.randn(2, 5, 8),
+        "timestep": torch.randn(2, 8),
+        "encoder_hidden_states": torch.randn(2, 3, 8),
+    }
+    with torch.no_grad():
+        expected = model(**inputs)["sample"]
+    report = torch_gemm.replace(model, fuse=fuse, verify=inputs)
+    assert len(report.replaced) == 8
+    assert report.skipped == report.not_fused == ()
+    assert [fused.name for fused in report.fused] == (["time.0"] if fuse else [])
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs)["sample"], expected)
+    assert len(torch_gemm.restore(model)) == 8
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    """Of a single process."""
+    if not torch.distributed.is_available():
+        pytest.skip("this torch is built without torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_fsdp2(mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    def shard(model):
+        fully_shard(model[0], mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    stock = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    model = copy.deepcopy(stock)
+    x = torch.randn(3, 4)
+    reason = (
+        "its parameters are DTensors: under FSDP2, call replace before fully_shard; tensor "
+        "parallelism is not supported"
+    )
+    sharded = shard(copy.deepcopy(stock))
+    assert reasons(torch_gemm.replace(sharded, fuse=True)) == {"0": reason, "2": reason}
+    torch.testing.assert_close(sharded(x), stock(x))
+
+    # The other way round both work: the layers run on tgemm, their weights are sharded.
+    assert len(torch_gemm.replace(model, fuse=True).fused) == 1
+    shard(model)
+    with Calls() as calls:
+        out = model(x)
+    assert len(calls.names("tgemm")) == 2
+    torch.testing.assert_close(out, stock(x))
+    for m in (model, stock):
+        m(x).square().sum().backward()
+    for own, other in zip(model.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(own.grad.full_tensor(), other.grad)
+    modules = list(model.modules())
+    with pytest.raises(RuntimeError, match="restore: the weight of 0 is a DTensor, and what has"):
+        torch_gemm.restore(model)
+    assert all(a is b for a, b in zip(modules, model.modules(), strict=True))
+    torch.testing.assert_close(model(x), stock(x))
 
 
 class QuantLinear(nn.Module):

@@ -4,7 +4,8 @@ Three patterns, each found by how data flows and none by the name of a model:
 
 - a layer whose output is read by an activation alone: the layer gets the activation, whose place is taken
   by an `Absorbed`;
-- a block that computes ``down(act(gate(x)) * up(x))``, the MLP of Llama: it becomes a `GatedMLP`;
+- a block that computes ``down(act(gate(x)) * up(x))``, the MLP of Llama: it becomes a `GatedMLP`, also
+  where gate and up are the halves of one layer's output, as in Phi-3, and whatever follows the product;
 - a block that computes ``norm(dropout(dense(x)) + residual)``, which ends the sublayers of BERT: it
   becomes a `ResidualNorm`.
 
@@ -31,6 +32,12 @@ from torch_gemm import _outputs, nn, ops
 _TOLERANCES = {torch.float16: 2.0**-7, torch.bfloat16: 2.0**-5, torch.float32: 2.0**-10}
 # Activation modules that may be tried out on numbers to learn what they compute.
 _ACTIVATION_TYPES = (torch.nn.ReLU, torch.nn.GELU, torch.nn.SiLU)
+_ACTIVATION_FUNCTIONS = {
+    torch.relu: "relu",
+    torch.nn.functional.relu: "relu",
+    torch.nn.functional.gelu: "gelu",
+    torch.nn.functional.silu: "silu",
+}
 _ACTIVATION_PACKAGES = ("transformers.activations", "timm.layers.activations")
 
 # Set on a layer together with its activation by the pass, for restore() to know it from a user's.
@@ -118,26 +125,34 @@ class GatedMLP(FusedBlock):
     """``down(act(gate(x)) * up(x))`` with gate, activation, up and product in one kernel."""
 
     gate_name: str
-    up_name: str
-    down_name: str
+    # None: one layer makes both, and its weight and bias are read as two views.
+    up_name: str | None
+    gate_is_first_half: bool
     glu_activation: str
+    tail: tuple[str, ...]  # the children that the product goes through, "down" for one
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The block's output, of its only argument."""
         (x,) = self._arguments(args, kwargs)
-        gate, up = self._modules[self.gate_name], self._modules[self.up_name]
+        gate = self._modules[self.gate_name]
+        static = _static(gate) and (self.up_name is None or _static(self._modules[self.up_name]))
         hidden = ops.linear_glu(
-            x,
-            *self.operands(),
-            activation=self.glu_activation,
-            static_weight=_static(gate) and _static(up),
+            x, *self.operands(), activation=self.glu_activation, static_weight=static
         )
-        return self._modules[self.down_name](hidden)
+        for name in self.tail:
+            hidden = self._modules[name](hidden)
+        return hidden
 
     def operands(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Weights of gate and up and their biases, as linear_glu takes them after the input."""
-        gate, up = self._modules[self.gate_name], self._modules[self.up_name]
-        return gate.weight, up.weight, gate.bias, up.bias
+        gate = self._modules[self.gate_name]
+        if self.up_name is not None:
+            up = self._modules[self.up_name]
+            return gate.weight, up.weight, gate.bias, up.bias
+        weights = gate.weight.chunk(2)
+        biases = (None, None) if gate.bias is None else gate.bias.chunk(2)
+        step = 1 if self.gate_is_first_half else -1
+        return *weights[::step], *biases[::step]
 
 
 class ResidualNorm(FusedBlock):
@@ -224,16 +239,16 @@ class Pass:
             for key, child in block._modules.items()
             if child is not None and (activation := activation_of(child)) is not None
         }
-        if not activations and len(layers) != 1:
+        pattern = _block_pattern(block, layers, activations)
+        if not activations and pattern is None:
             return
         if sample is None:
             sample = _random_sample(block, next(iter(layers.values())))
         outcome = _outcome(block, sample)
         if isinstance(outcome, str):
-            for key in activations:
+            for key in activations or (pattern.layer,):
                 self.not_fused.append(NotFused(prefix + key, outcome))
             return
-        pattern = _block_pattern(block, layers, activations)
         if pattern is not None:
             reason = self._reason_against(block, pattern.absorbed, whole=True) or self._attempt(
                 block, sample, outcome, lambda: self._exchange(block, pattern.make())
@@ -422,17 +437,23 @@ def _block_pattern(
     """The pattern that is all that the block does."""
     if "forward" in block.__dict__ or block._compiled_call_impl is not None:
         return None
+    if not activations and len(layers) > 3:  # attention, for one
+        return None
+    state = dict(block.__dict__)
     try:
         graph = _Children().trace(block)
     except Exception:  # its forward depends on what it is given: torch.fx has many ways to say so
         return None
+    finally:  # a block that keeps something of its last call would keep the tracer's stand-ins
+        block.__dict__.clear()
+        block.__dict__.update(state)
     nodes = list(graph.nodes)
     names = tuple(node.target for node in nodes if node.op == "placeholder")
     if any(name.startswith("*") for name in names):
         return None
     result = nodes[-1].args[0]
-    make = _match_gated_mlp(block, layers, activations, result, names, len(nodes))
-    return make or _match_residual_norm(block, layers, result, names, len(nodes))
+    pattern = _match_gated_mlp(block, layers, activations, result, names, len(nodes))
+    return pattern or _match_residual_norm(block, layers, result, names, len(nodes))
 
 
 def _call_of_child(node: Any) -> str | None:
@@ -455,6 +476,48 @@ def _operands_of(node: Any, function: Any, method: str) -> tuple[Any, Any] | Non
     return node.args
 
 
+def _activation_in(node: Any, activations: dict[str, str]) -> tuple[str, Any, str | None] | None:
+    """An activation's name, its argument, and the child that computes it, if it is one."""
+    child = _call_of_child(node)
+    if child in activations:
+        return activations[child], node.args[0], child
+    if not isinstance(node, fx.Node) or node.op != "call_function" or len(node.users) != 1:
+        return None
+    name = _ACTIVATION_FUNCTIONS.get(node.target)
+    options = {key: value for key, value in node.kwargs.items() if key != "inplace"}
+    if name == "gelu" and options.pop("approximate", "none") == "tanh":
+        name = "gelu_tanh"
+    if name is None or options or len(node.args) != 1:
+        return None
+    return name, node.args[0], None
+
+
+def _halves_of_one(first: Any, second: Any, layers: dict[str, Layer]) -> tuple[str, bool] | None:
+    """The layer whose output is cut into two nodes, and whether the first is the first half."""
+    halves = []
+    for node in (first, second):
+        if not isinstance(node, fx.Node) or node.target is not operator.getitem:
+            return None
+        if len(node.users) != 1:
+            return None
+        halves.append(node.args)
+    (cut, index), (other_cut, other_index) = halves
+    if cut is not other_cut or {index, other_index} != {0, 1} or len(cut.users) != 2:
+        return None
+    child = _call_of_child(cut.args[0])
+    layer = layers.get(child) if child is not None else None
+    if layer is None or layer.weight.shape[0] % 2:
+        return None
+    half = layer.weight.shape[0] // 2
+    functions = {"chunk": (2,), "split": (half, [half, half], (half, half))}
+    for name, sizes in functions.items():
+        if cut.target in (name, getattr(torch, name)):
+            rest = (*cut.args[1:], *cut.kwargs.values())
+            if len(rest) == 2 and rest[0] in sizes and rest[1] == -1:
+                return child, index == 0
+    return None
+
+
 def _match_gated_mlp(
     block: torch.nn.Module,
     layers: dict[str, Layer],
@@ -463,34 +526,52 @@ def _match_gated_mlp(
     names: tuple[str, ...],
     nodes: int,
 ) -> _Pattern | None:
-    down = _call_of_child(result)
-    operands = _operands_of(result.args[0], operator.mul, "mul") if down else None
-    if operands is None or len(names) != 1 or nodes != 7:
+    tail: list[str] = []
+    while (child := _call_of_child(result)) is not None:
+        tail.insert(0, child)
+        result = result.args[0]
+    operands = _operands_of(result, operator.mul, "mul")
+    if operands is None or len(names) != 1:
         return None
     for first, second in (operands, operands[::-1]):
-        act, up = _call_of_child(first), _call_of_child(second)
-        gate = _call_of_child(first.args[0]) if act in activations else None
-        if gate is None or up is None or first.args[0].args != second.args:
+        found = _activation_in(first, activations)
+        if found is None:
             continue
-        if all(
+        activation, argument, act = found
+        halves = _halves_of_one(argument, second, layers)
+        if halves is not None:
+            (gate, is_first), up = halves, None
+            # The cut and its halves; the layer, the activation and the product; input and output.
+            own, read, of = 3, argument.args[0].args[0].args, "its halves"
+        else:
+            gate, up = _call_of_child(argument), _call_of_child(second)
+            if gate is None or up is None or argument.args != second.args:
+                continue
+            is_first, own, read, of = True, 1, argument.args, up
+        if getattr(read[0], "op", None) != "placeholder" or nodes != own + 5 + len(tail):
+            continue
+        keys = [key for key in (gate, up) if key is not None]
+        if not all(
             isinstance(layers.get(key), nn.Linear) and layers[key].activation is None
-            for key in (gate, up)
+            for key in keys
         ):
-            activation = activations[act]
-            return _Pattern(
-                gate,
-                f"{activation} and the product with {up}: one linear_glu",
-                (gate, act, up),
-                functools.partial(
-                    GatedMLP.of,
-                    block,
-                    names,
-                    gate_name=gate,
-                    up_name=up,
-                    down_name=down,
-                    glu_activation=activation,
-                ),
-            )
+            continue
+        of = f"the product of {of}" if up is None else f"the product with {of}"
+        return _Pattern(
+            gate,
+            f"{activation} and {of}: one linear_glu",
+            (*keys, *([act] if act is not None else [])),
+            functools.partial(
+                GatedMLP.of,
+                block,
+                names,
+                gate_name=gate,
+                up_name=up,
+                gate_is_first_half=is_first,
+                glu_activation=activation,
+                tail=tuple(tail),
+            ),
+        )
     return None
 
 

@@ -7,7 +7,8 @@
 The pass runs on the graph between autograd and Inductor's own passes, where every matmul, linear and einsum
 has become mm, addmm or bmm, and where activations are written out in elementary operations. What a kernel
 can compute along with its product (bias, activation, a residual sum, the gate of a GLU) is taken from the
-graph; the rest stays Inductor's.
+graph; the rest stays Inductor's. Where Inductor tunes (max_autotune), a product with nothing to fuse is
+one of its contests, in which tgemm is a candidate.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _RESHAPES = (_aten.reshape.default, _aten.view.default, _aten._unsafe_view.defau
 _CAST = torch.ops.prims.convert_element_type.default
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default)
 _HOOK = "post_grad_custom_pre_pass"
+_CANDIDATES = "external_matmul"
 
 
 class Matched(NamedTuple):
@@ -53,22 +55,42 @@ class Missed(NamedTuple):
     reason: str
 
 
+class Tuned(NamedTuple):
+    """What Inductor measured for one plain product."""
+
+    shape: str  # "128x4096 @ 4096x1024"
+    winner: str  # Inductor's name of a candidate; tgemm's is "tgemm_mm"
+    tgemm_us: float
+    best_other_us: float
+
+
 @dataclass
 class Report:
     """What the pass did to one graph. Prints as a table."""
 
     matched: list[Matched] = field(default_factory=list)
     missed: list[Missed] = field(default_factory=list)
+    # Nodes for which Inductor's autotuning chooses between tgemm and its own candidates, and its results.
+    contested: list[str] = field(default_factory=list)
+    tuned: list[Tuned] = field(default_factory=list)
 
     def __str__(self) -> str:
         rows = [
             (node, f"tgemm.{op}" + "".join(f" + {what}" for what in fused))
             for node, op, fused in self.matched
         ]
+        rows += [
+            (node, f"autotuned, {tgemm_mm.__name__} is a candidate") for node in self.contested
+        ]
+        rows += [
+            (shape, f"{winner} wins: tgemm {own:.1f} us, the best other {other:.1f} us")
+            for shape, winner, own, other in self.tuned
+        ]
         rows += [(node, f"left: {reason}") for node, reason in self.missed]
         width = max((len(node) for node, _ in rows), default=0)
         lines = [f"{node:<{width}}  {what}" for node, what in rows]
-        lines.append(f"{len(self.matched)} matched, {len(self.missed)} left")
+        total = f"{len(self.matched)} matched, {len(self.missed)} left"
+        lines.append(total + (f", {len(self.contested)} autotuned" if self.contested else ""))
         return "\n".join(lines)
 
 
@@ -95,7 +117,9 @@ def options(
             does not take `mode` and `options` together.
         extra: further options of Inductor, which take precedence. A pass of your own in
             "post_grad_custom_pre_pass", here or in torch._inductor.config, runs before this one.
-        plain: whether products with nothing to fuse go to tgemm too; False leaves them to Inductor.
+        plain: whether products with nothing to fuse go to tgemm too; False leaves them to Inductor. Where
+            the options turn autotuning on (max_autotune, max_autotune_gemm), an mm of this kind runs on
+            what is fastest, `tgemm_mm` or one of Inductor's own candidates; `Report.tuned` says which.
 
     Returns:
         A dict for ``torch.compile(model, options=...)``, or for `inductor_configs` of
@@ -130,7 +154,61 @@ def options(
     # A pass of ours in torch._inductor.config, or in options that are merged again, is not run twice.
     others = [one for each in others for one in (each.others if isinstance(each, Pass) else [each])]
     merged[_HOOK] = Pass(tuple(others), plain)
+    if plain and any(
+        merged.get(name, getattr(torch._inductor.config, name))
+        for name in ("max_autotune", "max_autotune_gemm")
+    ):
+        candidates = merged.get(_CANDIDATES, torch._inductor.config.external_matmul)
+        merged[_CANDIDATES] = [*(one for one in candidates if one is not tgemm_mm), tgemm_mm]
+        _register_candidate()
     return merged
+
+
+# --- Autotuning -------------------------------------------------------------------------------------
+
+
+def tgemm_mm(mat1: Tensor, mat2: Tensor, *, out: Tensor) -> None:
+    """``out = mat1 @ mat2``: what `options` adds to `external_matmul`, Inductor's list of candidates.
+
+    Inductor asks every candidate for every mm. Operands that tgemm does not take, which the pass reports
+    as left, are ATen's here too.
+    """
+    if mat1.dtype in _DTYPES and mat1.device.type in _DEVICES:
+        ops.matmul(mat1, mat2, out=out)
+    else:
+        torch.mm(mat1, mat2, out=out)
+
+
+def _register_candidate() -> None:
+    """Makes Inductor know `tgemm_mm` by its name.
+
+    Compiling does that too, but a graph that comes from the cache on disk is not compiled, and calls it.
+    """
+    from torch._inductor import lowering  # noqa: F401  (what follows cannot be imported before it)
+    from torch._inductor.kernel.mm import lazy_register_extern_choice
+    from torch._inductor.select_algorithm import get_algorithm_selector_cache
+
+    lazy_register_extern_choice(tgemm_mm)
+    savers = get_algorithm_selector_cache().feedback_saver_fns
+    if _note_tuning not in savers:
+        savers.append(_note_tuning)
+
+
+# The report of the graph that this thread is compiling.
+_compiling = threading.local()
+
+
+def _note_tuning(timings: dict[Any, float], op: str, inputs: Any, *_: Any) -> None:
+    """Called by Inductor with the milliseconds of each candidate."""
+    report = getattr(_compiling, "report", None)
+    names = {getattr(choice, "name", str(choice)): ms * 1e3 for choice, ms in timings.items()}
+    if op != "mm" or report is None or tgemm_mm.__name__ not in names:
+        return
+    a, b = ("x".join(map(str, operand.get_size())) for operand in inputs)
+    winner = min(names, key=names.__getitem__)
+    own = names.pop(tgemm_mm.__name__)
+    tuned = Tuned(f"{a} @ {b}", winner, own, min(names.values(), default=math.inf))
+    report.tuned.append(tuned)
 
 
 # --- Activations ------------------------------------------------------------------------------------
@@ -363,14 +441,23 @@ class Pass(CustomGraphPass):
         for other in self.others:
             other(graph)
         report = Report()
-        _rewrite(graph, self.plain, report)
+        config = torch._inductor.config
+        contest = self.plain and tgemm_mm in config.external_matmul
+        if contest and config.cpp_wrapper:
+            # C++ code, AOTInductor's for one, cannot call Python. This holds for one compilation.
+            config.external_matmul = [one for one in config.external_matmul if one is not tgemm_mm]
+            contest = False
+        _rewrite(graph, self.plain, contest, report)
+        _compiling.report = report
         with _lock:
             _reports.append(report)
 
 
-def _rewrite(graph: fx.Graph, plain: bool, report: Report) -> None:
+def _rewrite(graph: fx.Graph, plain: bool, contest: bool, report: Report) -> None:
+    """`contest`: products with nothing to fuse, if they are mm, are left to autotuning."""
     activations = _activations_of(graph)
     chains: dict[fx.Node, _Chain] = {}  # by tip
+    packed: dict[_Chain, _Halves] = {}
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in _PRODUCTS:
             continue
@@ -380,7 +467,10 @@ def _rewrite(graph: fx.Graph, plain: bool, report: Report) -> None:
             continue
         chain = _Chain(node)
         reason = chain.extend(activations)
-        if reason is not None:
+        halves = _gated_halves(chain, activations)
+        if halves is not None:
+            packed[chain] = halves
+        elif reason is not None:
             report.missed.append(Missed(node.name, reason))
         # Two products that are added have one tip: the later one adds the earlier.
         earlier = chains.pop(chain.tip, None)
@@ -390,6 +480,9 @@ def _rewrite(graph: fx.Graph, plain: bool, report: Report) -> None:
         chains[chain.tip] = chain
 
     emitter = _Emitter(graph, report)
+    for chain, halves in packed.items():
+        if emitter.emit_packed_glu(chain, halves):
+            del chains[chain.tip]
     for chain in list(chains.values()):
         product = _only_reader(chain.tip, _aten.mul.Tensor)
         if chain.activation is None or chain.residual is not None or product is None:
@@ -401,6 +494,8 @@ def _rewrite(graph: fx.Graph, plain: bool, report: Report) -> None:
     for chain in chains.values():
         if not plain and (not chain.fused or chain.addmm_options is not None):
             report.missed.append(Missed(chain.node.name, "nothing to fuse, and plain=False"))
+        elif contest and not chain.fused and chain.node.target is _aten.mm.default:
+            report.contested.append(chain.node.name)
         else:
             emitter.emit(chain)
     graph.lint()
@@ -434,6 +529,67 @@ def _is_gated_pair(gate: _Chain, up: _Chain) -> bool:
         and _same(gate.b.meta["val"].shape, up.b.meta["val"].shape)
         and _same(gate.tip.meta["val"].shape, up.tip.meta["val"].shape)
     )
+
+
+class _Halves(NamedTuple):
+    """``act(gate) * up`` of the halves of one product's columns."""
+
+    activation: str
+    gate_is_first: bool
+    columns: int  # of a half
+    product: fx.Node
+    nodes: frozenset[fx.Node]  # between the chain and the product
+
+
+def _gated_halves(chain: _Chain, activations: dict[fx.Node, _Activation]) -> _Halves | None:
+    if (
+        chain.activation is not None
+        or chain.residual is not None
+        or chain.addmm_options is not None
+        or chain.node.target is _aten.bmm.default
+    ):
+        return None
+    cut = _halves_of(chain.tip)
+    if cut is None:
+        return None
+    halves, nodes = cut
+    for is_first, (gate, up) in ((True, halves), (False, halves[::-1])):
+        activation = activations.get(gate)
+        if activation is None or not activation.is_private or set(gate.users) - activation.nodes:
+            continue
+        product = _only_reader(activation.last, _aten.mul.Tensor)
+        if product is not None and list(up.users) == [product] and up in product.args:
+            columns = gate.meta["val"].shape[-1]
+            return _Halves(activation.name, is_first, columns, product, nodes | activation.nodes)
+    return None
+
+
+def _halves_of(node: fx.Node) -> tuple[tuple[fx.Node, fx.Node], frozenset[fx.Node]] | None:
+    """The first and the second half of a node's columns, if that is all that is read of it."""
+    shape, users = node.meta["val"].shape, list(node.users)
+    width, last = shape[-1], (-1, len(shape) - 1)
+    if not isinstance(width, int) or width % 2:
+        return None
+    if len(users) == 1 and users[0].target is _aten.split.Tensor:
+        _, size, *dim = users[0].args
+        parts = sorted(users[0].users, key=lambda part: part.args[1])
+        if size != width // 2 or (*dim, 0)[0] not in last:
+            return None
+        if [part.args[1] for part in parts] != [0, 1]:
+            return None
+        return (parts[0], parts[1]), frozenset((users[0], *parts))
+    if len(users) != 2 or any(user.target is not _aten.slice.Tensor for user in users):
+        return None
+    parts = {}
+    for user in users:
+        _, dim, start, end = (*user.args, 0, None, None)[:4]
+        if len(user.args) > 4 or user.kwargs or dim not in last:
+            return None
+        parts[start or 0, width if end is None or end > width else end] = user
+    first, second = parts.get((0, width // 2)), parts.get((width // 2, width))
+    if first is None or second is None:
+        return None
+    return (first, second), frozenset(users)
 
 
 def _precision(operand: fx.Node) -> dict[str, Any]:
@@ -504,6 +660,36 @@ class _Emitter:
             return False
         fused = (*gate.fused, f"product with {up.node.name}", *(f"its {what}" for what in up.fused))
         self.report.matched.append(Matched(gate.node.name, "linear_glu", fused))
+        return True
+
+    def emit_packed_glu(self, chain: _Chain, halves: _Halves) -> bool:
+        """Replaces a chain and the gated product of its halves, whose weights become two views."""
+        a = self._now(chain.a)
+        kwargs = _precision(a)
+        if halves.activation != "silu":
+            kwargs["activation"] = halves.activation
+        product = halves.product
+        sizes = chain.tip.args[1] if chain.tip.target in _RESHAPES else chain.sizes
+        with self._building(product) as built:
+            weight = self._weight_of(built, self._now(chain.b))
+            if _is_constant(weight):
+                kwargs["static_weight"] = True
+            rows = [(0, halves.columns), (halves.columns, 2 * halves.columns)]
+            args = [a]
+            for packed in (weight, self._now(chain.bias)):
+                for start, end in rows if halves.gate_is_first else reversed(rows):
+                    half = None
+                    if packed is not None:
+                        half = built.call(_aten.slice.Tensor, (packed, 0, start, end))
+                    args.append(half)
+            new = built.call(_tgemm.linear_glu.default, tuple(args), kwargs)
+            if sizes is not None:
+                sizes = [*sizes[:-1], halves.columns]
+                new = built.call(_aten.reshape.default, (new, sizes))
+        if not self._replace(product, new, [*chain.trail, *halves.nodes], built, chain.node):
+            return False
+        fused = (*chain.fused, halves.activation, "product of its halves")
+        self.report.matched.append(Matched(chain.node.name, "linear_glu", fused))
         return True
 
     def _now(self, node: fx.Node | None) -> fx.Node | None:

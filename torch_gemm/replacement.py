@@ -91,11 +91,12 @@ def replace(
     reason why it was not. Parameters are shared, never copied: tied weights stay tied, optimisers and
     `requires_grad` are untouched, hooks and their handles go on working, `state_dict` does not change.
     Frozen weights are promised to the kernels as static. If anything fails, the model is left as it was.
-    `restore` undoes it, and so does the end of ``with replace(model): ...``.
+    `restore` undoes it, and so does the end of ``with replace(model): ...``. Under FSDP2, replace before
+    `fully_shard`; sharded layers are skipped.
 
     With `fuse`, what follows a layer moves into its kernel: an activation (ReLU, GELU, SiLU) that reads
     only this layer, the gate, activation and product of a Llama-style MLP (as `linear_glu`, its two
-    weights as they are), and the sum with the residual where a block is nothing but
+    weights as they are, or two views of the one that Phi-3 packs them in), and the sum with the residual where a block is nothing but
     ``norm(dropout(layer(x)) + residual)``. Each fusion is tried on a sample of its block's inputs, taken
     from the run on `verify` or else random, and undone if the output moved by more than roundings
     explain. Activations keep their place, as identities; hooks on the output of a fused layer would see
@@ -198,6 +199,7 @@ def restore(model: torch.nn.Module) -> tuple[str, ...]:
 
     Raises:
         TypeError: if `model` is not a module.
+        RuntimeError: if a layer that `replace` made was sharded since; nothing is changed.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"restore expects a torch.nn.Module, and got a {type(model).__name__}")
@@ -206,6 +208,14 @@ def restore(model: torch.nn.Module) -> tuple[str, ...]:
 
 def _restore(model: torch.nn.Module, only: set[int] | None) -> tuple[str, ...]:
     """With `only`, the modules with these ids alone."""
+    for slot in _slots(model):
+        layer = slot.module
+        marked = getattr(layer, _MARK, False) and (only is None or id(layer) in only)
+        if marked and any(map(_is_dtensor, layer.parameters(recurse=False))):
+            raise RuntimeError(
+                f"restore: the weight of {slot.name} is a DTensor, and what has sharded it (FSDP2) keeps "
+                "track of the layers as they are; restore before fully_shard"
+            )
     # Blocks first, because their originals hold the same layers in a list of their own.
     twins: dict[int, torch.nn.Module] = {}
     for slot in reversed(list(_slots(model))):
@@ -326,6 +336,11 @@ def _reason_to_skip(slot: _Slot) -> str | None:
         return "nn.MultiheadAttention reads its weights directly"
     if isinstance(parent, torch.nn.TransformerEncoderLayer) and slot.key in ("linear1", "linear2"):
         return "the fast path of nn.TransformerEncoderLayer reads its weights directly"
+    if any(map(_is_dtensor, module.parameters(recurse=False))):
+        return (
+            "its parameters are DTensors: under FSDP2, call replace before fully_shard; tensor "
+            "parallelism is not supported"
+        )
     if parametrize.is_parametrized(module):
         return "parametrized: its weights are computed at each access"
     if kind is not torch.nn.Linear and not _is_conv1d(module):
@@ -367,6 +382,12 @@ def _is_plain(parameter: Tensor) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return type(parameter) is FakeTensor
+
+
+def _is_dtensor(parameter: Tensor) -> bool:
+    # torch.distributed is not imported for it: if it was not, there is none.
+    tensor = sys.modules.get("torch.distributed.tensor")
+    return tensor is not None and isinstance(parameter, tensor.DTensor)
 
 
 def _short(value: object) -> str:
