@@ -117,7 +117,8 @@ def options(
             does not take `mode` and `options` together.
         extra: further options of Inductor, which take precedence. A pass of your own in
             "post_grad_custom_pre_pass", here or in torch._inductor.config, runs before this one.
-        plain: whether products with nothing to fuse go to tgemm too; False leaves them to Inductor. Where
+        plain: whether products with nothing to fuse go to tgemm too, but for those in true FP32 on CUDA,
+            where torch's own kernels are as fast; False leaves all of them to Inductor. Where
             the options turn autotuning on (max_autotune, max_autotune_gemm), an mm of this kind runs on
             what is fastest, `tgemm_mm` or one of Inductor's own candidates; `Report.tuned` says which.
 
@@ -494,6 +495,9 @@ def _rewrite(graph: fx.Graph, plain: bool, contest: bool, report: Report) -> Non
     for chain in chains.values():
         if not plain and (not chain.fused or chain.addmm_options is not None):
             report.missed.append(Missed(chain.node.name, "nothing to fuse, and plain=False"))
+        elif not chain.fused and _is_true_fp32(chain.a):
+            reason = "true FP32 with nothing to fuse, which torch's own kernels do as fast"
+            report.missed.append(Missed(chain.node.name, reason))
         elif contest and not chain.fused and chain.node.target is _aten.mm.default:
             report.contested.append(chain.node.name)
         else:
@@ -595,6 +599,11 @@ def _halves_of(node: fx.Node) -> tuple[tuple[fx.Node, fx.Node], frozenset[fx.Nod
 def _precision(operand: fx.Node) -> dict[str, Any]:
     precision = ops.fp32_precision(operand.meta["val"])
     return {} if precision is None else {"precision": precision}
+
+
+def _is_true_fp32(operand: fx.Node) -> bool:
+    value = operand.meta["val"]
+    return value.dtype is torch.float32 and value.is_cuda and not _precision(operand)
 
 
 def _is_constant(weight: fx.Node) -> bool:
