@@ -9,6 +9,8 @@ import hypothesis
 import pytest
 import torch
 
+from torch_gemm import _library
+
 # The same examples in every run, so that CI fails for a reason in the change it tests. To look for new
 # ones: HYPOTHESIS_PROFILE=explore pytest tests/test_ops_properties.py
 hypothesis.settings.register_profile(
@@ -18,10 +20,14 @@ hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 _SKIPPED: pytest.StashKey[int] = pytest.StashKey()
+# Everything in these needs a GPU: the kernels, and what PyTorch and the tools put around them.
+GPU_FOLDERS = {Path(__file__).with_name(name) for name in ("gpu", "gpu_torch")}
 
 
-@pytest.hookimpl(trylast=True)  # after folders that mark all of theirs
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if GPU_FOLDERS & set(item.path.parents):
+            item.add_marker(pytest.mark.gpu)
     reason = _why_no_gpu()
     if reason is None:
         return
@@ -44,7 +50,24 @@ def _why_no_gpu() -> str | None:
         return f"torch {torch.__version__} is built without CUDA"
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} finds no GPU on this machine"
-    return None
+    return _library.cuda_missing
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    return "cuda"
+
+
+@pytest.fixture
+def allow_tf32():
+    """Sets torch's flag for FP32 matmuls, until the test ends."""
+    before = torch.backends.cuda.matmul.allow_tf32
+
+    def allow(allowed: bool) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+
+    yield allow
+    allow(before)
 
 
 @pytest.fixture

@@ -154,6 +154,7 @@ class Config:
     block_k: int
     stages: int
     splits_k: bool
+    automatic: bool = True
 
     def __str__(self) -> str:
         return f"{self.kernel}:{self.name}"
@@ -272,6 +273,7 @@ def configurations() -> list[Config]:
             config["block_k"],
             config["stages"],
             kernel["splits_k"],
+            kernel["automatic"],
         )
         for kernel in table
         for config in kernel["configs"]

@@ -342,7 +342,8 @@ def test_a_packed_weight_is_two_views(dynamic):
     assert inductor.reports()[0].matched[0].fused == ("bias", "gelu", "product of its halves")
 
 
-def test_training():
+def train() -> tuple[inductor.Report, inductor.Report]:
+    """Compiled gradients beside those of eager torch; the reports of the forward and backward graphs."""
     model, twin = Block(), Block()
     twin.load_state_dict(model.state_dict())
     run = torch.compile(model, fullgraph=True, options=inductor.options())
@@ -351,6 +352,11 @@ def test_training():
     for own, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(own.grad, other.grad)
     forward, backward = inductor.reports()
+    return forward, backward
+
+
+def test_training():
+    forward, backward = train()
     assert len(forward.matched) == 5
     assert len(backward.matched) == 2 * 5
     # The backward pass reads what the activations are computed from.

@@ -615,7 +615,8 @@ def _match_residual_norm(
 def _random_sample(block: torch.nn.Module, layer: Layer) -> Sample:
     """Two rows for a block whose only argument its layer reads."""
     features = layer.weight.shape[0 if isinstance(layer, nn.Conv1D) else 1]
-    numbers = torch.randn(2, features, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(2, features, generator=generator, device="cpu")
     return Sample((numbers.to(layer.weight),), {})
 
 
