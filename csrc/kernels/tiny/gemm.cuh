@@ -62,17 +62,45 @@ __device__ inline void store_run(uint16_t* to, const uint32_t (&words)[kWords]) 
   }
 }
 
+// The run at `from`, which may be any element's address: two aligned loads, shifted into place. Of
+// the run `elements` exist; where they end, zeros follow.
+template <int kWords>
+__device__ inline void load_shifted_run(uint32_t (&words)[kWords], const uint16_t* from,
+                                        int elements) {
+  constexpr int kElements = 2 * kWords;
+  const auto address = reinterpret_cast<uintptr_t>(from);
+  const int shift = static_cast<int>(address % (2 * kElements)) / 2;
+  const uint16_t* const aligned = from - shift;
+  uint32_t low[kWords] = {}, high[kWords] = {};
+  // A load without one of the elements may be of memory that is not there.
+  if (elements > 0) load_run(low, aligned);
+  if (min(elements, kElements) > kElements - shift) load_run(high, aligned + kElements);
+  uint32_t down[2 * kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) down[i] = low[i], down[kWords + i] = high[i];
+#pragma unroll
+  for (int by = kWords / 2; by > 0; by /= 2) {  // words
+#pragma unroll
+    for (int i = 0; i + by < 2 * kWords; ++i) {
+      if (shift & (2 * by)) down[i] = down[i + by];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    const uint32_t word = __funnelshift_r(down[i], down[i + 1], shift & 1 ? 16 : 0);
+    words[i] = 2 * i + 1 < elements ? word : 2 * i < elements ? word & 0xffffu : 0u;
+  }
+}
+
 // How an operand lies in memory: the same for all tiles, so nothing of it takes a lane's registers.
 struct Layout {
   int64_t stride_mn, stride_k;
   Load load;
 
-  __device__ bool k_inner() const { return stride_k < stride_mn; }
+  __device__ bool mn_major() const {
+    return load == Load::kMnMajor || load == Load::kMnMajorShifted;
+  }
 };
-
-// Of a fragment in shared memory, elements: runs stay aligned.
-template <int kBlocks>
-constexpr int kStagedPitch = 10 * kBlocks;
 
 // Rows of A (columns of B) that belong to a tile, from some k on.
 struct Operand {
@@ -84,83 +112,64 @@ struct Operand {
     return {reinterpret_cast<const uint16_t*>(address), __shfl_sync(~0u, mn_left, lane)};
   }
 
-  // Requests the first kSize of K, of which k_left exist; zeros beyond the matrix. What arrives is
-  // in an order of its own until `arrange`, which is another function lest the warp waits for one
+  // Requests the first kSize of K, of which k_left exist; zeros beyond the matrix. What arrives has
+  // to be brought into order by `arrange`, which is another function lest the warp waits for one
   // operand before it requests the next.
   template <int kBlocks>
   __device__ void request(const Layout& layout, int k_left, int lane,
                           Fragment<kBlocks>& words) const {
     const int group = lane / 4, run = 2 * kBlocks * (lane % 4);
-#pragma unroll
-    for (int w = 0; w < kBlocks * kBlocks; ++w) words[w / kBlocks][w % kBlocks] = 0;
-    if (layout.load == Load::kKMajor) {
+    if (layout.load == Load::kAnyStride) {
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
         const int row = permuted<kBlocks>(j, group);
-        if (row < mn_left && run < k_left) load_run(words[j], first + row * layout.stride_mn + run);
-      }
-    } else if (layout.load == Load::kMnMajor) {
+        const int left = row < mn_left ? k_left - run : 0;
+        const uint16_t* from = first + row * layout.stride_mn + run * layout.stride_k;
 #pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
-        const int at = permuted<kBlocks>(i, group);
-        if (at < k_left && run < mn_left) load_run(words[i], first + at * layout.stride_k + run);
+        for (int i = 0; i < kBlocks; ++i) {
+          const uint32_t low = 2 * i < left ? __ldg(from) : 0u;
+          const uint32_t high = 2 * i + 1 < left ? __ldg(from + layout.stride_k) : 0u;
+          words[j][i] = low | high << 16;
+          from += 2 * layout.stride_k;
+        }
+      }
+      return;
+    }
+    // A line has consecutive k of one row, or consecutive rows at one k.
+    const bool mn_major = layout.mn_major();
+    const int64_t stride = mn_major ? layout.stride_k : layout.stride_mn;
+    const int lines = mn_major ? k_left : mn_left;
+    const int elements = (mn_major ? mn_left : k_left) - run;
+    const bool aligned = layout.load == Load::kKMajor || layout.load == Load::kMnMajor;
+    if (aligned) {
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        const int line = permuted<kBlocks>(j, group);
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) words[j][i] = 0;
+        if (line < lines && elements > 0) load_run(words[j], first + line * stride + run);
       }
     } else {
-      // Lanes side by side take elements that lie side by side, as far as there are such.
-      constexpr int kSize = 8 * kBlocks, kLines = 32 / kSize;
-      const bool k_inner = layout.k_inner();
-      const int64_t inner_stride = k_inner ? layout.stride_k : layout.stride_mn;
-      const int64_t line_stride = k_inner ? layout.stride_mn : layout.stride_k;
-      const int inner = lane % kSize, line = lane / kSize;
-      const uint16_t* from = first + inner * inner_stride + line * line_stride;
-      const int left =
-          inner < (k_inner ? k_left : mn_left) ? (k_inner ? mn_left : k_left) - line : 0;
 #pragma unroll
-      for (int i = 0; i < kSize / kLines; ++i) {
-        if (i * kLines < left) {
-          uint32_t& word = words[i / 2 / kBlocks][i / 2 % kBlocks];
-          word |= uint32_t{__ldg(from)} << (i % 2 * 16);
-        }
-        from += kLines * line_stride;
+      for (int j = 0; j < kBlocks; ++j) {
+        const int line = permuted<kBlocks>(j, group);
+        load_shifted_run(words[j], first + line * stride + run, line < lines ? elements : 0);
       }
     }
   }
 
-  // Brings what was requested into the order of a fragment. `staged` is room for one in shared
-  // memory.
+  // Transposes what was requested of an MN-major operand.
   template <int kBlocks>
-  __device__ static void arrange(const Layout& layout, int lane, uint16_t* staged,
-                                 Fragment<kBlocks>& words) {
-    if (layout.load == Load::kMnMajor) {
+  __device__ static void arrange(const Layout& layout, Fragment<kBlocks>& words) {
+    if (!layout.mn_major()) return;
 #pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
-        words[i][i] = ptx::movmatrix_trans(words[i][i]);
+    for (int i = 0; i < kBlocks; ++i) {
+      words[i][i] = ptx::movmatrix_trans(words[i][i]);
 #pragma unroll
-        for (int j = 0; j < i; ++j) {
-          const uint32_t upper = ptx::movmatrix_trans(words[j][i]);
-          words[j][i] = ptx::movmatrix_trans(words[i][j]);
-          words[i][j] = upper;
-        }
-      }
-    } else if (layout.load == Load::kAnyStride) {
-      constexpr int kSize = 8 * kBlocks, kLines = 32 / kSize, kPitch = kStagedPitch<kBlocks>;
-      const bool k_inner = layout.k_inner();
-      const int inner = lane % kSize, line = lane / kSize;
-      uint16_t* to = staged + (k_inner ? line * kPitch + inner : inner * kPitch + line);
-      const int step = kLines * (k_inner ? kPitch : 1);
-      __syncwarp();  // the last fragment has been read
-#pragma unroll
-      for (int i = 0; i < kSize / kLines; ++i) {
-        const uint32_t word = words[i / 2 / kBlocks][i / 2 % kBlocks];
-        to[i * step] = static_cast<uint16_t>(word >> (i % 2 * 16));
-      }
-      __syncwarp();
-#pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-        const uint16_t* line_of = staged + permuted<kBlocks>(j, lane / 4) * kPitch;
-        const uint32_t* run = reinterpret_cast<const uint32_t*>(line_of) + kBlocks * (lane % 4);
-#pragma unroll
-        for (int i = 0; i < kBlocks; ++i) words[j][i] = run[i];
+      for (int j = 0; j < i; ++j) {
+        const uint32_t upper = ptx::movmatrix_trans(words[j][i]);
+        words[j][i] = ptx::movmatrix_trans(words[i][j]);
+        words[i][j] = upper;
       }
     }
   }
@@ -251,8 +260,6 @@ __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   float* const staged = shared[warp];
-  uint16_t* const staged_a = reinterpret_cast<uint16_t*>(staged);
-  uint16_t* const staged_b = staged_a + kSize * kStagedPitch<kBlocks>;
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
 
@@ -301,8 +308,8 @@ __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
       }
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
-        Operand::arrange<kBlocks>(layout_a, lane, staged_a, a_words[i]);
-        Operand::arrange<kBlocks>(layout_b, lane, staged_b, b_words[i]);
+        Operand::arrange<kBlocks>(layout_a, a_words[i]);
+        Operand::arrange<kBlocks>(layout_b, b_words[i]);
         multiply<kBlocks>(params.a.dtype, a_words[i], b_words[i], acc[i]);
       }
     }
@@ -326,7 +333,6 @@ __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
         });
       }
     } else {
-      __syncwarp();  // the last fragments have been read
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         for_rows<kBlocks>(acc[i], lane, [&](int row, const float (&values)[kRun]) {
@@ -338,7 +344,7 @@ __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
       __syncwarp();
       if (mine < tiles) {
         const Tile tile = decode();
-        store_tile<kSize, kSize, Warp::kPitch, kLanes, 1>(
+        store_tile<kSize, kSize, Warp::kPitch, kLanes>(
             params, tile, tile.m, tile.n, staged + mine * kSize * Warp::kPitch, lane % kLanes);
       }
       __syncwarp();  // the next tiles are staged over these

@@ -49,8 +49,12 @@ constexpr double kTinyStartUs = 2.3;
 // A wave of warps: decoding and storing, and each step along K.
 constexpr double kTileUs = 1.5;
 constexpr double kStepUs = 1.2;
-// More of a step for an operand that is loaded element by element.
+// More of a step for an operand whose runs are shifted, or that is loaded element by element.
+constexpr double kShiftedUs = 0.3;
 constexpr double kElementsUs = 0.8;
+// More of a tile of 32x32 outputs whose epilogue is more than storing runs; twice that where it is
+// done element by element.
+constexpr double kEpilogueUs = 1.5;
 // Latency and the memory's rate slow one another: a norm of them, not the larger.
 constexpr double kNorm = 4.0;
 
@@ -70,11 +74,13 @@ bool has_runs(const Matrix& matrix, int64_t size, int64_t stride, int run, int b
 Load load_of(const Matrix& matrix, int64_t stride_mn, int64_t stride_k, int64_t mn_size,
              const Problem& problem, const TileConfig& config) {
   const int run = config.block_k / 4;
-  if (stride_k == 1 && has_runs(matrix, problem.k, stride_mn, run, problem.batch_dims)) {
-    return Load::kKMajor;
+  if (stride_k == 1) {
+    const bool aligned = has_runs(matrix, problem.k, stride_mn, run, problem.batch_dims);
+    return aligned ? Load::kKMajor : Load::kKMajorShifted;
   }
-  if (stride_mn == 1 && has_runs(matrix, mn_size, stride_k, run, problem.batch_dims)) {
-    return Load::kMnMajor;
+  if (stride_mn == 1) {
+    const bool aligned = has_runs(matrix, mn_size, stride_k, run, problem.batch_dims);
+    return aligned ? Load::kMnMajor : Load::kMnMajorShifted;
   }
   return Load::kAnyStride;
 }
@@ -112,9 +118,15 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const double waves = std::max(1.0, std::ceil(tiles / traits(config).tiles) / slots);
   double step_us = kStepUs;
   for (const Load load : {load_of_a(problem, config), load_of_b(problem, config)}) {
+    if (load == Load::kKMajorShifted || load == Load::kMnMajorShifted) step_us += kShiftedUs;
     if (load == Load::kAnyStride) step_us += kElementsUs;
   }
-  const double latency_us = waves * (kTileUs + steps * step_us);
+  double tile_us = kTileUs;
+  if (!has_plain_runs(problem, config)) {
+    const bool vectors = problem.n % 4 == 0 && problem.out.row_stride % 4 == 0;
+    tile_us += kEpilogueUs * (vectors ? 1.0 : 2.0) * config.block_m * config.block_n / 1024.0;
+  }
+  const double latency_us = waves * (tile_us + steps * step_us);
   return kTinyStartUs +
          std::pow(std::pow(latency_us, kNorm) + std::pow(memory_us(problem, device), kNorm),
                   1.0 / kNorm);

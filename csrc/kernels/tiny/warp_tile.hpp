@@ -2,7 +2,6 @@
 // Shared by the kernels and the host code that chooses among them.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 namespace tgemm::tiny {
@@ -10,9 +9,11 @@ namespace tgemm::tiny {
 // How a warp loads an operand of 16-bit elements. Runs are as long as a tile has blocks of eight,
 // in pairs: 2, 4 or 8 elements.
 enum class Load : uint8_t {
-  kKMajor,     // runs of consecutive k, aligned
-  kMnMajor,    // runs of consecutive rows of A (columns of B), aligned; transposed in registers
-  kAnyStride,  // element by element, through shared memory
+  kKMajor,         // runs of consecutive k, aligned
+  kMnMajor,        // runs of consecutive rows of A (columns of B), aligned; transposed in registers
+  kKMajorShifted,  // runs that begin anywhere, read by aligned loads and shifted
+  kMnMajorShifted,  //
+  kAnyStride,       // element by element
 };
 
 constexpr int kWarps = 4;  // per CTA, which share nothing
@@ -26,14 +27,13 @@ struct WarpTile {
   static constexpr int kCtasPerSm = kCtasPerSm_;
   static constexpr int kSize = 8 * kBlocks;
   static constexpr int kRun = 2 * kBlocks;  // elements
-  // FP32 outputs on their way to the common epilogue, or before that the operands' fragments.
+  // FP32 outputs on their way to the common epilogue.
   static constexpr int kPitch = kSize + 4;
-  static constexpr int kFragmentsFloats = kSize * 10 * kBlocks;
-  static constexpr int kStagedFloats = std::max(kTiles * kSize * kPitch, kFragmentsFloats);
+  static constexpr int kStagedFloats = kTiles * kSize * kPitch;  // per warp
 };
 
 using Tile8 = WarpTile<1, 4, 4>;
-using Tile16 = WarpTile<2, 1, 7>;
+using Tile16 = WarpTile<2, 1, 6>;
 using Tile32 = WarpTile<4, 1, 4>;
 
 }  // namespace tgemm::tiny
