@@ -541,6 +541,7 @@ class Sm90Tile:
     stages: int
     cluster: int
     consumers: int
+    pairs: int  # of tiles of TF32 parts, at once; 0: operands are not taken apart
 
     @classmethod
     def of(cls, kernel: Kernel) -> Sm90Tile:
@@ -571,7 +572,7 @@ class Sm90Tile:
 
     @property
     def gates(self) -> bool:
-        return self.columns % 128 == 0
+        return self.columns % 128 == 0 and not self.pairs
 
     @property
     def splits_within_a_cluster(self) -> bool:
@@ -580,6 +581,24 @@ class Sm90Tile:
     @property
     def common_epilogue(self) -> bool:
         return self.consumers == 2
+
+
+def _not_three_products(kernel: Kernel, tile: Sm90Tile) -> Iterator[str]:
+    """Complaints where the main loop is not three products of TF32 parts, whose sums FMAs add up."""
+    multiply = rf"HGMMA\.64x{tile.columns}x8\.F32\.TF32"
+    multiplies = kernel.in_main_loop(multiply)
+    if multiplies != 3 * 4 * tile.pairs or kernel.in_main_loop(r"HGMMA\.") != multiplies:
+        yield f"{kernel}: {multiplies} HGMMA of TF32 in the main loop, not {12 * tile.pairs}"
+    # Two groups to a pair. With more, the compiler has put the instructions one after the other.
+    groups = kernel.in_main_loop(r"WARPGROUP\.ARRIVE")
+    if groups != 2 * tile.pairs:
+        yield f"{kernel}: {groups} groups of HGMMA in the main loop, not {2 * tile.pairs}"
+    sums = tile.columns // 2  # of a thread: of the products of high parts, and of the others
+    adds = kernel.in_main_loop(r"(FFMA|FADD)\b")
+    if adds != sums * (tile.pairs + 1):
+        yield f"{kernel}: {adds} FP32 additions in the main loop, not {sums * (tile.pairs + 1)}"
+    if not kernel.in_main_loop(r"SYNCS\.PHASECHK"):
+        yield f"{kernel}: does not wait for an mbarrier in the main loop"
 
 
 def test_sm90_is_what_it_says(kernels: list[Kernel]) -> None:
@@ -591,10 +610,13 @@ def test_sm90_is_what_it_says(kernels: list[Kernel]) -> None:
         operand_types = 9  # FP16 and BF16 in four layouts each, TF32: a main loop for each
         for kernel in _named(kernels, "sm90_gemm"):
             tile = Sm90Tile.of(kernel)
-            steps = 4 * tile.blocks  # of a k-tile
-            yield from _not_one_k_tile(
-                kernel, rf"HGMMA\.64x{tile.columns}x(16|8)\.F32", steps, operand_types
-            )
+            if tile.pairs:
+                yield from _not_three_products(kernel, tile)
+            else:
+                steps = 4 * tile.blocks  # of a k-tile
+                yield from _not_one_k_tile(
+                    kernel, rf"HGMMA\.64x{tile.columns}x(16|8)\.F32", steps, operand_types
+                )
             if kernel.in_main_loop(rf"LDG|LDSM|{SHARED_LOAD}|MEMBAR"):
                 yield f"{kernel}: loads or fences in the main loop"
             # Any fewer, and the consumers would wait for registers that nobody gives up.
@@ -641,7 +663,8 @@ def test_sm90_kernels_are_those_of_the_table(kernels: list[Kernel]) -> None:
     compiled = sorted((t.block_m, t.block_n, t.stages, t.threads) for t in tiles)
     table = {row["name"]: row["configs"] for row in json.loads(torch.ops.tgemm._kernels())}
     sizes = ("block_m", "block_n", "stages", "threads")
-    assert compiled == sorted(tuple(config[s] for s in sizes) for config in table["sm90"])
+    configs = table["sm90"] + table["sm90_3xtf32"]
+    assert compiled == sorted(tuple(config[s] for s in sizes) for config in configs)
 
 
 def _skinny_tile(kernel: Kernel) -> tuple[int, int, int]:

@@ -15,6 +15,7 @@ std::span<const KernelEntry> kernel_table() {
       sm90_entry(),
       sm90_tf32_entry(),
       sm90_packed_entry(),
+      sm90_3xtf32_entry(),
       // Any card, or nearly.
       mma_sync_entry(),
       simt_entry(),

@@ -14,6 +14,7 @@
 #include "device/activation_16_bit.cuh"
 #include "device/epilogue.cuh"
 #include "device/ptx.cuh"
+#include "device/tf32_parts.hpp"
 #include "device/tile_scheduler.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
@@ -46,7 +47,7 @@ struct Tile {
   int m, n;     // first row and column
   int batch;    // linear batch index
   int k_begin;  // first k
-  int k_tiles;  // at least one, so that sums are always set: beyond K, TMA delivers zeros
+  int k_tiles;  // some at least, so that sums are always set: beyond K, TMA delivers zeros
   int split;
 };
 
@@ -89,7 +90,7 @@ __device__ inline Tile decode(const Arguments& arguments, int index,
   // A split that K leaves empty begins beyond K, but still at a whole tile: TMA refuses to start
   // where a line is not 16-byte aligned.
   tile.k_begin = tile.split * per_split;
-  tile.k_tiles = max(1, (min(k - tile.k_begin, per_split) + block - 1) / block);
+  tile.k_tiles = max(Cta::kTilesAtOnce, (min(k - tile.k_begin, per_split) + block - 1) / block);
   return tile;
 }
 
@@ -411,6 +412,10 @@ class Consumer {
 #pragma unroll
       for (float& sum : block) sum = 0.0f;
     }
+    if constexpr (Cta::kParts) {
+      multiply_parts(sums[0], k_tiles, cursor);
+      return;
+    }
     const auto run = [&]<ptx::WgmmaType kType, bool kAKMajor, bool kBKMajor>() {
       multiply_tiles<kType, kAKMajor, kBKMajor>(sums, k_tiles, cursor, more);
     };
@@ -571,6 +576,91 @@ class Consumer {
     }
     ptx::wgmma_wait_group<0>();
     release(previous);
+  }
+
+  using BlockSums = float[Cta::kColumns / 2];
+
+  // D = A * B, or, kAdds, D += A * B, with the k of a tile of each, which begin at these addresses.
+  template <bool kAdds>
+  __device__ void multiply_tile(BlockSums& d, uint32_t tile_a, uint32_t tile_b) const {
+    using Multiplier = ptx::Wgmma<Cta::kColumns, ptx::WgmmaType::kTf32, true, true>;
+    uint64_t a = ptx::wgmma_descriptor<true>(tile_a, 0);
+    uint64_t b = ptx::wgmma_descriptor<true>(tile_b, 0);
+    Multiplier::template multiply<kAdds>(d, a, b);
+#pragma unroll
+    for (int step = 1; step < Cta::kRowBytes / 32; ++step) {
+      a += ptx::kWgmmaStepK<true>;
+      b += ptx::kWgmmaStepK<true>;
+      Multiplier::multiply(d, a, b);
+    }
+  }
+
+  // sums += scale * part, once the instructions that computed the part have ended: they have been
+  // waited for, of which the compiler knows nothing.
+  __device__ static void add(BlockSums& sums, BlockSums& part, float scale) {
+#pragma unroll
+    for (int i = 0; i < Cta::kColumns / 2; ++i) {
+      asm volatile("" : "+f"(part[i])::"memory");
+      sums[i] = fmaf(scale, part[i], sums[i]);
+    }
+  }
+
+  // Multiplies the tiles of one output tile that hold parts of FP32 operands.
+  __device__ void multiply_parts(BlockSums& sums, int k_tiles, StageCursor<Cta::kStages>& cursor) {
+    constexpr int kTiles = 2 * Cta::kPairs;
+#pragma unroll 1
+    for (; k_tiles >= kTiles; k_tiles -= kTiles) multiply_pairs<Cta::kPairs>(sums, cursor);
+    if constexpr (Cta::kPairs > 1) {
+#pragma unroll 1
+      for (; k_tiles > 0; k_tiles -= 2) multiply_pairs<1>(sums, cursor);
+    }
+  }
+
+  // The same for pairs of tiles: low parts of A and high ones of B, then high and low ones. Tensor
+  // Cores do not round their sums but truncate them: so sums of kPartsK products of high parts, and
+  // of all the small ones here, are added up by other means, while the next ones are computed. (No
+  // sums that are read in a loop are computed across its end: ptxas would wait after each
+  // instruction.)
+  template <int kPairs>
+  __device__ void multiply_pairs(BlockSums& sums, StageCursor<Cta::kStages>& cursor) {
+    BlockSums large, small;
+    int first, second;  // stages
+    const auto arrived = [&] {
+      const int stage = cursor.stage;
+      wait(shared_.barriers.full[stage], cursor.parity);
+      cursor.advance();
+      return stage;
+    };
+    const uint32_t stages = ptx::shared_address(shared_.stages[0]);
+    const uint32_t a = stages + boxes_.first_row() * Cta::kRowBytes;
+    const uint32_t b = stages + Cta::kBytesA + boxes_.first_column() * Cta::kRowBytes;
+    const auto multiply_small = [&]<bool kAdds>() {
+      first = arrived();
+      second = arrived();
+      ptx::wgmma_fence();
+      multiply_tile<kAdds>(small, a + first * Cta::kStageBytes, b + first * Cta::kStageBytes);
+      multiply_tile<true>(small, a + second * Cta::kStageBytes, b + second * Cta::kStageBytes);
+      ptx::wgmma_commit_group();
+    };
+    multiply_small.template operator()<false>();
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      ptx::wgmma_fence();
+      multiply_tile<false>(large, a + second * Cta::kStageBytes, b + first * Cta::kStageBytes);
+      ptx::wgmma_commit_group();
+      const int read[2] = {first, second};
+      if (i + 1 < kPairs) {
+        multiply_small.template operator()<true>();
+        ptx::wgmma_wait_group<1>();
+      } else {
+        ptx::wgmma_wait_group<1>();
+        add(sums, small, 1.0f / kLowPartScale);
+        ptx::wgmma_wait_group<0>();
+      }
+      release(read[0]);
+      release(read[1]);
+      add(sums, large, 1.0f);
+    }
   }
 
   // Where stmatrix has this lane's 16 bytes of a warp's 16 rows and 16 columns of a box: row
