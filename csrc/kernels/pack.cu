@@ -161,8 +161,10 @@ __device__ inline void pack_tile(const PackParams::Operand& operand, int64_t ind
                    (batch * copy.lines + first_line) * copy.pitch +
                    first_element * (kParts ? 2 : 1);
   constexpr int kChunksPerLine = Shape::kWidth / Shape::kPerChunk;
-#pragma unroll
-  for (int i = 0; i < kPerThread / Shape::kPerChunk; ++i) {
+  constexpr int kChunks = kPerThread / Shape::kPerChunk;
+  constexpr int kAtOnce = kParts ? 1 : kChunks;  // else ptxas spills
+#pragma unroll kAtOnce
+  for (int i = 0; i < kChunks; ++i) {
     const int chunk = i * kThreads + static_cast<int>(threadIdx.x);
     const int line = chunk / kChunksPerLine;
     const int element = chunk % kChunksPerLine * Shape::kPerChunk;

@@ -258,7 +258,7 @@ TEST(Select, ThreeProductsOfTf32RunWhereTheyAreFasterThanFp32AndAsAccurate) {
   };
   EXPECT_EQ(chosen(problem(4096, 4096, 4096), h200()), "sm90_3xtf32");
   EXPECT_EQ(chosen(problem(1021, 2039, 4093), h200()), "sm90_3xtf32");
-  EXPECT_EQ(chosen(problem(4096, 4096, 255), h200()), "simt") << "small K";
+  EXPECT_EQ(chosen(problem(4096, 4096, 127), h200()), "simt") << "small K";
   EXPECT_EQ(chosen(problem(1, 4096, 4096), h200()), "simt") << "packing would cost too much";
   EXPECT_EQ(chosen(problem(4096, 4096, 64), h200(), "sm90_3xtf32"), "sm90_3xtf32") << "when forced";
   for (const Device& device : {a100(), rtx3090(), t4()}) {

@@ -16,15 +16,14 @@ enum class Schedule { kCooperative, kPingPong };
 // columns of B: each loads its part of a tile of B for all of them. With kParts, operands are FP32
 // in two TF32 parts, as gemm/packing.hpp has them: K is that of both.
 template <Schedule kSchedule_, int kBlockM_, int kBlockN_, int kStages_, int kCluster_ = 1,
-          int kConsumers_ = 2, int kPairs_ = 0>
+          int kConsumers_ = 2, bool kParts_ = false>
 struct CtaTile {
   static constexpr Schedule kSchedule = kSchedule_;
   static constexpr bool kPingPong = kSchedule == Schedule::kPingPong;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kRowBytes = 128;  // of a tile along K: the swizzle's width
   static constexpr int kBlockK = kRowBytes / 2;
-  static constexpr int kPairs = kPairs_;
-  static constexpr bool kParts = kPairs > 0;
+  static constexpr bool kParts = kParts_;
   // An output tile's share of K is a multiple of this many tiles of the operands.
   static constexpr int kTilesAtOnce = kParts ? 2 : 1;
   static constexpr int kStages = kStages_, kCluster = kCluster_;
@@ -56,7 +55,7 @@ struct CtaTile {
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * kThreads - kProducerRegisters * 128) / (128 * kConsumers) / 8 * 8;
   static_assert((kParts ? 3 * kSums + 32 : kSums + 40) <= kConsumerRegisters);
-  static_assert(!kParts || (kBlocks == 1 && !kPingPong));
+  static_assert(!kParts || (kBlocks == 1 && !kPingPong && kStages % 2 == 0));
   // The common epilogue takes more.
   static constexpr bool kCommonEpilogue = kConsumerRegisters >= 200;
 

@@ -595,71 +595,53 @@ class Consumer {
     }
   }
 
-  // sums += scale * part, once the instructions that computed the part have ended: they have been
-  // waited for, of which the compiler knows nothing.
-  __device__ static void add(BlockSums& sums, BlockSums& part, float scale) {
+  // The instructions that compute these sums have been waited for, of which the compiler knows
+  // nothing: before that it may not touch them.
+  __device__ static void settle(BlockSums& sums) {
 #pragma unroll
-    for (int i = 0; i < Cta::kColumns / 2; ++i) {
-      asm volatile("" : "+f"(part[i])::"memory");
-      sums[i] = fmaf(scale, part[i], sums[i]);
-    }
+    for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
   }
 
-  // Multiplies the tiles of one output tile that hold parts of FP32 operands.
+  // Multiplies the tiles of one output tile that hold parts of FP32 operands, two by two: low parts
+  // of A and high ones of B, then high and low ones. Tensor Cores do not round their sums but
+  // truncate them. So products of high parts are added up here, in sums of kPartsK of them, while
+  // those with a low part are computed: they are so much smaller that their sums may take all of K.
   __device__ void multiply_parts(BlockSums& sums, int k_tiles, StageCursor<Cta::kStages>& cursor) {
-    constexpr int kTiles = 2 * Cta::kPairs;
-#pragma unroll 1
-    for (; k_tiles >= kTiles; k_tiles -= kTiles) multiply_pairs<Cta::kPairs>(sums, cursor);
-    if constexpr (Cta::kPairs > 1) {
-#pragma unroll 1
-      for (; k_tiles > 0; k_tiles -= 2) multiply_pairs<1>(sums, cursor);
-    }
-  }
-
-  // The same for pairs of tiles: low parts of A and high ones of B, then high and low ones. Tensor
-  // Cores do not round their sums but truncate them: so sums of kPartsK products of high parts, and
-  // of all the small ones here, are added up by other means, while the next ones are computed. (No
-  // sums that are read in a loop are computed across its end: ptxas would wait after each
-  // instruction.)
-  template <int kPairs>
-  __device__ void multiply_pairs(BlockSums& sums, StageCursor<Cta::kStages>& cursor) {
     BlockSums large, small;
-    int first, second;  // stages
-    const auto arrived = [&] {
-      const int stage = cursor.stage;
-      wait(shared_.barriers.full[stage], cursor.parity);
-      cursor.advance();
-      return stage;
-    };
-    const uint32_t stages = ptx::shared_address(shared_.stages[0]);
-    const uint32_t a = stages + boxes_.first_row() * Cta::kRowBytes;
-    const uint32_t b = stages + Cta::kBytesA + boxes_.first_column() * Cta::kRowBytes;
-    const auto multiply_small = [&]<bool kAdds>() {
-      first = arrived();
-      second = arrived();
-      ptx::wgmma_fence();
-      multiply_tile<kAdds>(small, a + first * Cta::kStageBytes, b + first * Cta::kStageBytes);
-      multiply_tile<true>(small, a + second * Cta::kStageBytes, b + second * Cta::kStageBytes);
-      ptx::wgmma_commit_group();
-    };
-    multiply_small.template operator()<false>();
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
+    for (float& sum : small) sum = 0.0f;
+    const uint32_t offset_a = boxes_.first_row() * Cta::kRowBytes;
+    const uint32_t offset_b = Cta::kBytesA + boxes_.first_column() * Cta::kRowBytes;
+#pragma unroll 1
+    for (; k_tiles > 0; k_tiles -= 2) {
+      const int first = cursor.stage;
+      wait(shared_.barriers.full[first], cursor.parity);
+      wait(shared_.barriers.full[first + 1], cursor.parity);
+      const uint32_t stage = ptx::shared_address(shared_.stages[first]);
+      const uint32_t a[2] = {stage + offset_a, stage + offset_a + Cta::kStageBytes};
+      const uint32_t b[2] = {stage + offset_b, stage + offset_b + Cta::kStageBytes};
       ptx::wgmma_fence();
-      multiply_tile<false>(large, a + second * Cta::kStageBytes, b + first * Cta::kStageBytes);
+      multiply_tile<false>(large, a[1], b[0]);
       ptx::wgmma_commit_group();
-      const int read[2] = {first, second};
-      if (i + 1 < kPairs) {
-        multiply_small.template operator()<true>();
-        ptx::wgmma_wait_group<1>();
-      } else {
-        ptx::wgmma_wait_group<1>();
-        add(sums, small, 1.0f / kLowPartScale);
-        ptx::wgmma_wait_group<0>();
-      }
-      release(read[0]);
-      release(read[1]);
-      add(sums, large, 1.0f);
+      multiply_tile<true>(small, a[0], b[0]);
+      multiply_tile<true>(small, a[1], b[1]);
+      ptx::wgmma_commit_group();
+      ptx::wgmma_wait_group<1>();
+      settle(large);
+#pragma unroll
+      for (int j = 0; j < Cta::kColumns / 2; ++j) sums[j] += large[j];
+      ptx::wgmma_wait_group<0>();
+      release(first);
+      release(first + 1);
+      cursor.advance();
+      cursor.advance();
+    }
+    settle(small);
+#pragma unroll
+    for (int j = 0; j < Cta::kColumns / 2; ++j) {
+      // Where products overflow, those with a low part may do so with another sign.
+      const bool overflown = fabsf(sums[j]) == INFINITY;
+      sums[j] = overflown ? sums[j] : fmaf(small[j], 1.0f / kLowPartScale, sums[j]);
     }
   }
 

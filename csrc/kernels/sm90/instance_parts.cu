@@ -3,7 +3,6 @@
 namespace tgemm::sm90 {
 
 template std::string launch<Parts128x128>(Arguments&, const LaunchTarget&);
-template std::string launch<Parts128x128P4>(Arguments&, const LaunchTarget&);
 template std::string launch<Parts128x64>(Arguments&, const LaunchTarget&);
 
 }  // namespace tgemm::sm90

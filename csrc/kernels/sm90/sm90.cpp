@@ -64,10 +64,9 @@ constexpr std::array kConfigs = {
     config_of<sm90::Cooperative64x128>("64x128", 1001.0),
     // Of sm90_3xtf32 alone, with estimated constants.
     config_of<sm90::Parts128x128>("128x128", 1400.0),
-    config_of<sm90::Parts128x128P4>("128x128_p4", 1000.0),
     config_of<sm90::Parts128x64>("128x64", 1000.0),
 };
-constexpr size_t kPartsConfigs = 3;  // the last ones
+constexpr size_t kPartsConfigs = 2;  // the last ones
 constexpr std::array<Traits, kConfigs.size()> kTraits = {
     traits_of<sm90::PingPong128x128Cluster>(2.83, 0.06, 0.779),
     traits_of<sm90::PingPong128x128>(2.43, 0.08, 0.746),
@@ -79,12 +78,11 @@ constexpr std::array<Traits, kConfigs.size()> kTraits = {
     traits_of<sm90::Cooperative128x64>(1.69, 0.92, 0.675),
     traits_of<sm90::Cooperative64x128>(1.46, 0.50, 0.669),
     traits_of<sm90::Parts128x128>(1.55, 1.54, 0.675),
-    traits_of<sm90::Parts128x128P4>(1.55, 1.54, 0.675),
     traits_of<sm90::Parts128x64>(1.69, 0.92, 0.675),
 };
 // With a smaller K, an FP32 kernel's rounding errors are smaller than what three products leave
 // out.
-constexpr int64_t kMinPartsK = 256;
+constexpr int64_t kMinPartsK = 128;
 constexpr double kPeakMacPerCycle = 2048.0;  // per SM, 16-bit operands
 constexpr double kL2BytesPerCycle = 85.3;    // per SM
 // Adding up within a cluster that divides K, and of that, for each CTA beyond the first, per
