@@ -541,14 +541,14 @@ class Sm90Tile:
     stages: int
     cluster: int
     consumers: int
-    parts: int  # 1: operands are FP32 in two TF32 parts
+    parts: bool  # operands are FP32 in two TF32 parts
 
     @classmethod
     def of(cls, kernel: Kernel) -> Sm90Tile:
-        arguments = re.search(r"CtaTile<\(.*?\)([\d, ]+)>", kernel.name)
+        arguments = re.search(r"CtaTile<\(.*?\)([\d, ]+), (true|false)>", kernel.name)
         assert arguments, kernel.name
         schedule, *sizes = map(int, arguments[1].split(", "))
-        return cls(schedule == 1, *sizes)
+        return cls(schedule == 1, *sizes, arguments[2] == "true")
 
     @property
     def threads(self) -> int:

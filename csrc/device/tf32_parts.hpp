@@ -40,12 +40,12 @@ TGEMM_HOST_DEVICE inline Tf32Parts tf32_parts(float value) {
   const auto rounded = [](uint32_t bits) { return (bits + 0xFFFu + (bits >> 13 & 1u)) & kTf32; };
   const uint32_t bits = Bits{.value = value}.bits;
   const uint32_t magnitude = bits & ~kSign;
-  if (magnitude > kInfinity) return {kNan, kNan};
-  if (magnitude == kInfinity) return {(bits & kSign) | kOne, bits};
   const uint32_t high = magnitude >= kRoundsToInfinity ? bits & kTf32 : rounded(bits);
   const float rest = (value - Bits{.bits = high}.value) * kLowPartScale;  // both exact
-  const uint32_t low = Bits{.value = rest}.bits;
-  return {high, magnitude >= kLastBinade ? low & kTf32 : rounded(low)};
+  const uint32_t rest_bits = Bits{.value = rest}.bits;
+  const uint32_t low = magnitude >= kLastBinade ? rest_bits & kTf32 : rounded(rest_bits);
+  const bool nan = magnitude > kInfinity, infinite = magnitude == kInfinity;
+  return {nan ? kNan : infinite ? (bits & kSign) | kOne : high, nan ? kNan : infinite ? bits : low};
 }
 
 }  // namespace tgemm

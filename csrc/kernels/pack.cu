@@ -122,12 +122,16 @@ __device__ inline void read_across(const Source* source, const PackedCopy& copy,
 
 // The parts of four elements, each part with its own.
 __device__ inline void write_parts(uint32_t* to, const uint4& four, PackedParts parts) {
-  const auto parts_of = [](uint32_t bits) { return tf32_parts(__uint_as_float(bits)); };
-  const Tf32Parts x = parts_of(four.x), y = parts_of(four.y), z = parts_of(four.z),
-                  w = parts_of(four.w);
-  const int high_at = parts == PackedParts::kHighLow ? 0 : kPartsK;
-  *reinterpret_cast<uint4*>(to + high_at) = make_uint4(x.high, y.high, z.high, w.high);
-  *reinterpret_cast<uint4*>(to + kPartsK - high_at) = make_uint4(x.low, y.low, z.low, w.low);
+  const uint32_t bits[4] = {four.x, four.y, four.z, four.w};
+  alignas(16) uint32_t first[4], second[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const Tf32Parts both = tf32_parts(__uint_as_float(bits[i]));
+    first[i] = parts == PackedParts::kHighLow ? both.high : both.low;
+    second[i] = parts == PackedParts::kHighLow ? both.low : both.high;
+  }
+  *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(first);
+  *reinterpret_cast<uint4*>(to + kPartsK) = *reinterpret_cast<const uint4*>(second);
 }
 
 template <class Source, class Target, Reading kReading, bool kParts>
