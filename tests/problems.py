@@ -48,6 +48,7 @@ MODES = {
     "bf16": Mode(torch.bfloat16),
     "fp32": Mode(torch.float32, "ieee"),
     "fp32/tf32": Mode(torch.float32, "tf32"),
+    "fp32/3xtf32": Mode(torch.float32, "3xtf32"),
     "fp32/bf16": Mode(torch.float32, "bf16"),
     "fp32/fp16": Mode(torch.float32, "fp16"),
 }

@@ -48,6 +48,7 @@ SM90 = Promise(("fp16", "bf16"), aligned=True)
 SM90_TF32 = Promise(("fp32/tf32",), layouts=("nt",), aligned=True, one_k_in_any_layout=True)
 # The few rows of x have to be contiguous along K.
 SKINNY = Promise(("fp16", "bf16"), layouts=("nn", "nt"), aligned=True, one_row_in_any_layout=True)
+SM90_3XTF32 = Promise(("fp32/3xtf32",))  # always packs
 SM90_PACKED = Promise(("fp32/bf16", "fp32/fp16", "fp32/tf32", "fp16", "bf16"), packs=True)
 
 # By the name of the kernel and its configuration; the first pattern that matches counts.
@@ -78,9 +79,10 @@ PROMISES = {
     "sm90:*": SM90,
     "sm90_tf32:*": SM90_TF32,
     "sm90_packed:*": SM90_PACKED,
+    "sm90_3xtf32:*": SM90_3XTF32,
     "wgmma:*": Promise(("fp16", "bf16"), aligned=True),
-    "simt:*_staged": Promise(("fp16", "bf16", "fp32")),
-    "simt:*": Promise(("fp32",)),
+    "simt:*_staged": Promise(("fp16", "bf16", "fp32", "fp32/3xtf32")),
+    "simt:*": Promise(("fp32", "fp32/3xtf32")),
 }
 
 # With a column-major out the kernel computes out.T = b.T @ a.T: the layouts of b.T and a.T.

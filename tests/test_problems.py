@@ -196,7 +196,7 @@ def test_promises_go_by_the_first_pattern():
     assert config("mma_sync:128x128_staged").modes[-1] == "fp32/fp16"
     assert config("mma_sync:128x128").modes[-1] == "fp32/tf32"
     assert config("mma_sync:64x64").modes == ("fp16", "bf16")
-    assert config("simt:16x128").modes == ("fp32",)
+    assert config("simt:16x128").modes == ("fp32", "fp32/3xtf32")
     assert config("warp:64x64").modes == ()
 
 

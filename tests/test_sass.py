@@ -541,13 +541,14 @@ class Sm90Tile:
     stages: int
     cluster: int
     consumers: int
+    parts: bool  # operands are FP32 in two TF32 parts
 
     @classmethod
     def of(cls, kernel: Kernel) -> Sm90Tile:
-        arguments = re.search(r"CtaTile<\(.*?\)([\d, ]+)>", kernel.name)
+        arguments = re.search(r"CtaTile<\(.*?\)([\d, ]+), (true|false)>", kernel.name)
         assert arguments, kernel.name
         schedule, *sizes = map(int, arguments[1].split(", "))
-        return cls(schedule == 1, *sizes)
+        return cls(schedule == 1, *sizes, arguments[2] == "true")
 
     @property
     def threads(self) -> int:
@@ -571,7 +572,7 @@ class Sm90Tile:
 
     @property
     def gates(self) -> bool:
-        return self.columns % 128 == 0
+        return self.columns % 128 == 0 and not self.parts
 
     @property
     def splits_within_a_cluster(self) -> bool:
@@ -580,6 +581,22 @@ class Sm90Tile:
     @property
     def common_epilogue(self) -> bool:
         return self.consumers == 2
+
+
+def _not_three_products(kernel: Kernel, tile: Sm90Tile) -> Iterator[str]:
+    """Complaints where the main loop is not three products of TF32 parts, whose sums FMAs add up."""
+    multiply = rf"HGMMA\.64x{tile.columns}x8\.F32\.TF32"
+    multiplies = kernel.in_main_loop(multiply)
+    if multiplies != 3 * 4 or kernel.count(r"HGMMA\.") != multiplies:
+        yield f"{kernel}: {multiplies} HGMMA of TF32 in the main loop, not 12"
+    # Else the compiler has put the instructions one after the other.
+    if kernel.count(r"WARPGROUP\.ARRIVE") != 1:
+        yield f"{kernel}: waits between the HGMMAs of a pair of k-tiles"
+    sums = tile.columns // 2  # of a thread
+    if kernel.in_main_loop(r"FADD\b") != sums:
+        yield f"{kernel}: {kernel.in_main_loop('FADD')} FP32 additions in the main loop, not {sums}"
+    if not kernel.in_main_loop(r"SYNCS\.PHASECHK"):
+        yield f"{kernel}: does not wait for an mbarrier in the main loop"
 
 
 def test_sm90_is_what_it_says(kernels: list[Kernel]) -> None:
@@ -591,10 +608,13 @@ def test_sm90_is_what_it_says(kernels: list[Kernel]) -> None:
         operand_types = 9  # FP16 and BF16 in four layouts each, TF32: a main loop for each
         for kernel in _named(kernels, "sm90_gemm"):
             tile = Sm90Tile.of(kernel)
-            steps = 4 * tile.blocks  # of a k-tile
-            yield from _not_one_k_tile(
-                kernel, rf"HGMMA\.64x{tile.columns}x(16|8)\.F32", steps, operand_types
-            )
+            if tile.parts:
+                yield from _not_three_products(kernel, tile)
+            else:
+                steps = 4 * tile.blocks  # of a k-tile
+                yield from _not_one_k_tile(
+                    kernel, rf"HGMMA\.64x{tile.columns}x(16|8)\.F32", steps, operand_types
+                )
             if kernel.in_main_loop(rf"LDG|LDSM|{SHARED_LOAD}|MEMBAR"):
                 yield f"{kernel}: loads or fences in the main loop"
             # Any fewer, and the consumers would wait for registers that nobody gives up.
@@ -641,7 +661,8 @@ def test_sm90_kernels_are_those_of_the_table(kernels: list[Kernel]) -> None:
     compiled = sorted((t.block_m, t.block_n, t.stages, t.threads) for t in tiles)
     table = {row["name"]: row["configs"] for row in json.loads(torch.ops.tgemm._kernels())}
     sizes = ("block_m", "block_n", "stages", "threads")
-    assert compiled == sorted(tuple(config[s] for s in sizes) for config in table["sm90"])
+    configs = table["sm90"] + table["sm90_3xtf32"]
+    assert compiled == sorted(tuple(config[s] for s in sizes) for config in configs)
 
 
 def _skinny_tile(kernel: Kernel) -> tuple[int, int, int]:

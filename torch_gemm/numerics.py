@@ -35,11 +35,17 @@ def accuracy_constant(kernel: str | None, k: int) -> float:
     add to the accumulator, always towards zero: there the error grows with the number of additions, which
     is K / 16 (K / 8 for TF32), against a sum that grows with sqrt(K).
 
+    3xTF32 leaves out the product of the low parts, at most 2^-22 of a product, and rounds each low part to
+    within 2^-23: a c of 8 for a single product of the worst operands, and some for truncated sums. In sums
+    of many such products a part of that is left.
+
     Args:
         kernel: its name, with or without a configuration; None if it is not known.
         k: the inner size of the product.
     """
     family = (kernel or "").partition(":")[0]
+    if family == "sm90_3xtf32":
+        return 12.0 if k < 256 else 8.0
     return 8.0 if family == "simt" else 6.0 + math.sqrt(k) / 4
 
 

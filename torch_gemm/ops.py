@@ -47,8 +47,11 @@ def matmul(
         out_dtype: dtype of the result, rounded once from FP32: float16, bfloat16 or float32. None: the
             operands'.
         precision: how FP32 operands are multiplied, ignored for others: "ieee" (true FP32), "tf32",
-            "3xtf32" (FP32-accurate on Tensor Cores), "bf16", "fp16" (operands rounded, accumulated in
-            FP32). None: "tf32" where torch's own flags allow it for CUDA matmuls, otherwise "ieee".
+            "3xtf32" (as accurate as FP32, of three products on Tensor Cores where that is faster: large
+            matrices on compute capability 9.0, which takes a workspace of twice the operands; true FP32
+            elsewhere), "bf16", "fp16" (operands rounded, accumulated in FP32). None: "tf32" where torch's
+            own flags allow it for CUDA matmuls, otherwise "ieee"; "3xtf32" runs only where it is asked
+            for. On the CPU "tf32" and "3xtf32" multiply in FP32.
         force_kernel: the kernel to run instead of the one that would be chosen, e.g. "simt",
             "mma_sync:128x128" or "mma_sync:128x128,split_k=4" (see `kernels()`).
 

@@ -104,13 +104,14 @@ const char* tma_rejects_output(const Matrix& matrix, const Problem& problem) {
 }
 
 std::string make_operand_map(OperandMap& result, const GemmParams& params,
-                             const MatrixParams& matrix, bool is_a, bool k_major, int box_mn) {
+                             const MatrixParams& matrix, bool is_a, bool k_major, int box_mn,
+                             bool rounds) {
   const int64_t mn = is_a ? params.m : params.n;
   const int64_t mn_stride = is_a ? matrix.row_stride : matrix.col_stride;
   const int64_t k_stride = is_a ? matrix.col_stride : matrix.row_stride;
-  return k_major ? make_map(result, params, matrix, params.k, mn, mn_stride, box_mn, true)
+  return k_major ? make_map(result, params, matrix, params.k, mn, mn_stride, box_mn, rounds)
                  : make_map(result, params, matrix, mn, params.k, k_stride,
-                            128 / bytes_per_element(matrix.dtype), true);
+                            128 / bytes_per_element(matrix.dtype), rounds);
 }
 
 std::string make_output_map(OperandMap& result, const GemmParams& params,

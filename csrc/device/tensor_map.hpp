@@ -26,9 +26,10 @@ const char* tma_rejects_output(const Matrix& matrix, const Problem& problem);
 
 // A map that copies boxes 128 bytes (the swizzle's width) wide in the contiguous dimension: of
 // `box_mn` rows (columns) of an operand that is K-major, else of as many k as elements are 128
-// bytes. FP32 arrives rounded to TF32. Returns an empty string, or what went wrong.
+// bytes. FP32 arrives rounded to TF32, if it `rounds`. Returns an empty string, or what went wrong.
 std::string make_operand_map(OperandMap& result, const GemmParams& params,
-                             const MatrixParams& matrix, bool is_a, bool k_major, int box_mn);
+                             const MatrixParams& matrix, bool is_a, bool k_major, int box_mn,
+                             bool rounds = true);
 
 // The same for a matrix of the output's shape, in boxes of `box_m` rows, as it is.
 std::string make_output_map(OperandMap& result, const GemmParams& params,

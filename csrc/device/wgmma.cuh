@@ -61,21 +61,26 @@ enum class WgmmaType { kF16, kBf16, kTf32 };
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
   "%127"
-#define TGEMM_SUMS_8(d, i)                                                                    \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-      "+f"(d[i + 6]), "+f"(d[i + 7])
-#define TGEMM_SUMS_32(d, i) \
-  TGEMM_SUMS_8(d, i), TGEMM_SUMS_8(d, i + 8), TGEMM_SUMS_8(d, i + 16), TGEMM_SUMS_8(d, i + 24)
-#define TGEMM_SUMS_OF_4(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-#define TGEMM_SUMS_OF_8(d) TGEMM_SUMS_8(d, 0)
-#define TGEMM_SUMS_OF_16(d) TGEMM_SUMS_8(d, 0), TGEMM_SUMS_8(d, 8)
-#define TGEMM_SUMS_OF_32(d) TGEMM_SUMS_32(d, 0)
-#define TGEMM_SUMS_OF_64(d) TGEMM_SUMS_32(d, 0), TGEMM_SUMS_32(d, 32)
-#define TGEMM_SUMS_OF_96(d) TGEMM_SUMS_OF_64(d), TGEMM_SUMS_32(d, 64)
-#define TGEMM_SUMS_OF_128(d) TGEMM_SUMS_OF_96(d), TGEMM_SUMS_32(d, 96)
+#define TGEMM_SUMS_8(how, d, i)                                                         \
+  how(d[i]), how(d[i + 1]), how(d[i + 2]), how(d[i + 3]), how(d[i + 4]), how(d[i + 5]), \
+      how(d[i + 6]), how(d[i + 7])
+#define TGEMM_SUMS_32(how, d, i)                                                      \
+  TGEMM_SUMS_8(how, d, i), TGEMM_SUMS_8(how, d, i + 8), TGEMM_SUMS_8(how, d, i + 16), \
+      TGEMM_SUMS_8(how, d, i + 24)
+#define TGEMM_SUMS_OF_4(how, d) how(d[0]), how(d[1]), how(d[2]), how(d[3])
+#define TGEMM_SUMS_OF_8(how, d) TGEMM_SUMS_8(how, d, 0)
+#define TGEMM_SUMS_OF_16(how, d) TGEMM_SUMS_8(how, d, 0), TGEMM_SUMS_8(how, d, 8)
+#define TGEMM_SUMS_OF_32(how, d) TGEMM_SUMS_32(how, d, 0)
+#define TGEMM_SUMS_OF_64(how, d) TGEMM_SUMS_32(how, d, 0), TGEMM_SUMS_32(how, d, 32)
+#define TGEMM_SUMS_OF_96(how, d) TGEMM_SUMS_OF_64(how, d), TGEMM_SUMS_32(how, d, 64)
+#define TGEMM_SUMS_OF_128(how, d) TGEMM_SUMS_OF_96(how, d), TGEMM_SUMS_32(how, d, 96)
+// A sum that is added to, or one that is only written.
+#define TGEMM_ADDED(sum) "+f"(sum)
+#define TGEMM_WRITTEN(sum) "=f"(sum)
 
-// 9.7.15.5.2 wgmma.mma_async: D (64xN, FP32) += A (64xK) * B (KxN). A
-// thread's d[4 j + e] is row 16 warp + lane / 4 + e / 2 * 8, column 8 j + lane % 4 * 2 + e % 2.
+// 9.7.15.5.2 wgmma.mma_async: D (64xN, FP32) += A (64xK) * B (KxN), or, of TF32 and without
+// `kAdds`, D = A * B. A thread's d[4 j + e] is row 16 warp + lane / 4 + e / 2 * 8, column 8 j +
+// lane % 4 * 2 + e % 2.
 template <int kN, WgmmaType kType, bool kAKMajor, bool kBKMajor>
 struct Wgmma;
 
@@ -83,24 +88,32 @@ struct Wgmma;
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." types                    \
                " {" TGEMM_REGISTERS_##count "}, " a_at ", " b_at ", 1, 1, 1, " a_order_at \
                                             ", " b_order_at ";"                           \
-               : TGEMM_SUMS_OF_##count(d)                                                 \
+               : TGEMM_SUMS_OF_##count(TGEMM_ADDED, d)                                    \
                : "l"(a), "l"(b), "n"(kAKMajor ? 0 : 1), "n"(kBKMajor ? 0 : 1))
+
+#define TGEMM_WGMMA_TF32(n, count, a_at, b_at, adds, how)                                          \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k8.f32.tf32.tf32 {" TGEMM_REGISTERS_##count \
+               "}, " a_at ", " b_at ", " adds ", 1, 1;"                                            \
+               : TGEMM_SUMS_OF_##count(how, d)                                                     \
+               : "l"(a), "l"(b))
 
 #define TGEMM_WGMMA(n, count, a_at, b_at, a_order_at, b_order_at)                      \
   template <WgmmaType kType, bool kAKMajor, bool kBKMajor>                             \
   struct Wgmma<n, kType, kAKMajor, kBKMajor> {                                         \
+    template <bool kAdds = true>                                                       \
     __device__ static void multiply(float (&d)[count], uint64_t a, uint64_t b) {       \
+      static_assert(kAdds || kType == WgmmaType::kTf32);                               \
       if constexpr (kType == WgmmaType::kF16) {                                        \
         TGEMM_WGMMA_16_BIT(n, count, "f16.f16", a_at, b_at, a_order_at, b_order_at);   \
       } else if constexpr (kType == WgmmaType::kBf16) {                                \
         TGEMM_WGMMA_16_BIT(n, count, "bf16.bf16", a_at, b_at, a_order_at, b_order_at); \
       } else {                                                                         \
         static_assert(kAKMajor && kBKMajor, "TF32 operands have to be K-major");       \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #n                            \
-                     "k8.f32.tf32.tf32 {" TGEMM_REGISTERS_##count "}, " a_at ", " b_at \
-                                                                  ", 1, 1, 1;"         \
-                     : TGEMM_SUMS_OF_##count(d)                                        \
-                     : "l"(a), "l"(b));                                                \
+        if constexpr (kAdds) {                                                         \
+          TGEMM_WGMMA_TF32(n, count, a_at, b_at, "1", TGEMM_ADDED);                    \
+        } else {                                                                       \
+          TGEMM_WGMMA_TF32(n, count, a_at, b_at, "0", TGEMM_WRITTEN);                  \
+        }                                                                              \
       }                                                                                \
     }                                                                                  \
   }
@@ -114,7 +127,10 @@ TGEMM_WGMMA(192, 96, "%96", "%97", "%98", "%99");
 TGEMM_WGMMA(256, 128, "%128", "%129", "%130", "%131");
 
 #undef TGEMM_WGMMA
+#undef TGEMM_WGMMA_TF32
 #undef TGEMM_WGMMA_16_BIT
+#undef TGEMM_WRITTEN
+#undef TGEMM_ADDED
 #undef TGEMM_SUMS_OF_128
 #undef TGEMM_SUMS_OF_96
 #undef TGEMM_SUMS_OF_64

@@ -17,6 +17,7 @@ std::span<const KernelEntry> kernel_table() {
       sm90_entry(),
       sm90_tf32_entry(),
       sm90_packed_entry(),
+      sm90_3xtf32_entry(),
       // Any card, or nearly.
       gemv_entry(),
       tiny_entry(),

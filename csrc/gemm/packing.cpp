@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 
+#include "device/tf32_parts.hpp"
 #include "kernels/cost_model.hpp"
 
 namespace tgemm {
@@ -33,6 +34,14 @@ DType multiplied_dtype(const Problem& problem) {
   return DType::kFloat32;
 }
 
+// Are the operands taken apart, each into two parts?
+bool takes_apart(const Problem& problem) {
+  return problem.a.dtype == DType::kFloat32 && problem.precision == Precision::k3xTf32;
+}
+
+// K as the kernel sees it: of both parts.
+int64_t k_of_parts(int64_t k) { return 2 * round_up(k, kPartsK); }
+
 // One of the operands as lines of adjacent elements, before and after packing.
 struct Lines {
   bool k_major;  // lines run along K
@@ -54,8 +63,9 @@ Lines lines_of(const Problem& problem, bool is_a) {
   const bool k_major =
       dtype == DType::kFloat32 || k_stride == 1 || mn_stride != 1 || (mn == 1 && problem.k > 1);
   const int64_t width = k_major ? problem.k : mn;
+  const int64_t packed_width = takes_apart(problem) ? k_of_parts(width) : width;
   const int64_t pitch =
-      round_up(std::max<int64_t>(width, 1), kPitchBytes / bytes_per_element(dtype));
+      round_up(std::max<int64_t>(packed_width, 1), kPitchBytes / bytes_per_element(dtype));
   return {.k_major = k_major,
           .width = width,
           .count = k_major ? mn : problem.k,
@@ -142,6 +152,7 @@ Problem packed(const Problem& problem, Packing packing) {
     result.b = packed_matrix(problem, false);
     result.static_weight = false;  // it has just been written
   }
+  if (takes_apart(problem)) result.k = k_of_parts(problem.k);
   merge_batch_dims(result);
   return result;
 }
@@ -178,6 +189,7 @@ std::vector<PackedCopy> packed_copies(const Problem& problem, Packing packing,
     copy.unit_stride = lines.unit_stride;
     copy.line_stride = lines.line_stride;
     copy.pitch = lines.pitch;
+    if (takes_apart(problem)) copy.parts = is_a ? PackedParts::kLowHigh : PackedParts::kHighLow;
     for (int i = 0; i < problem.batch_dims; ++i) {
       if (matrix.batch_stride[i] == 0) continue;
       copy.batch_size[copy.batch_dims] = problem.batch_size[i];
@@ -198,7 +210,8 @@ double packing_us(const Problem& problem, Packing packing, const Device& device)
     const double elements = static_cast<double>(copy.width) * static_cast<double>(copy.lines) *
                             static_cast<double>(copy.batch_count);
     read_bytes += elements * bytes_per_element(copy.source_dtype);
-    written_bytes += elements * bytes_per_element(copy.target_dtype);
+    written_bytes += elements * bytes_per_element(copy.target_dtype) *
+                     (copy.parts == PackedParts::kNone ? 1.0 : 2.0);
   }
   // What is written stays in L2, in part.
   return kPackStartUs + (read_bytes + written_bytes / kL2Speedup) / device.memory_bytes_per_us;

@@ -12,7 +12,10 @@ namespace tgemm {
 
 // The problem as the kernel sees it. A packed operand has the type that is multiplied, lines whose
 // pitch is a multiple of 128 bytes, and contiguous batches, those in which it repeats itself
-// excepted. FP32 that is rounded to 16 bits is packed in both operands or in none.
+// excepted. FP32 that is rounded to 16 bits is packed in both operands or in none. For 3xTF32 both
+// are, and twice as long in K: kPartsK low parts of A alternate with their high parts, and in B
+// high parts with their low ones. So the first halves multiply to low times high and the second to
+// high times low; the kernel multiplies the high ones, too.
 Problem packed(const Problem& problem, Packing packing);
 
 // Where the packed operands begin in the workspace, in bytes, all multiples of 256, and where they

@@ -94,6 +94,8 @@ struct KernelEntry {
   bool splits_gated = false;
   // Rows of the output beyond which it runs only when forced by name.
   int64_t automatic_rows = std::numeric_limits<int64_t>::max();
+  // K below which it runs only when forced by name.
+  int64_t automatic_k = 0;
   // What has to be packed before the kernel can run; null: nothing, ever. The functions above then
   // see the problem with packed operands.
   Packing (*packs)(const Problem&) = nullptr;

@@ -102,6 +102,7 @@ const char* row_rejects(const KernelEntry& entry, const Problem& problem, bool f
   if (problem.gated && (!entry.gated || entry.packs)) return "it multiplies one weight";
   if (packed_bytes >= kMaxPackedBytes) return "its packed operands would not fit in any memory";
   if (!forced && problem.m > entry.automatic_rows) return "it is made for fewer rows";
+  if (!forced && problem.k < entry.automatic_k) return "it is made for a larger K";
   if (!forced && packed_bytes > kMaxAutomaticPacking) {
     return "its packed operands would take more than 4 GiB";
   }

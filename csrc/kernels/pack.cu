@@ -1,6 +1,7 @@
 // Packs operands: whatever their strides and alignment, into lines that TMA can read, rounded to 16
-// bits where that is asked for. Bound by memory: reads are coalesced, element by element, which
-// serves any alignment, writes are 16 bytes wide, and tiles in shared memory lie between the two.
+// bits or taken apart for 3xTF32 where that is asked for. Bound by memory: reads are coalesced,
+// element by element, which serves any alignment, writes are 16 bytes wide, and tiles in shared
+// memory lie between the two.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -8,6 +9,7 @@
 #include <cstdint>
 
 #include "device/ptx.cuh"
+#include "device/tf32_parts.hpp"
 #include "kernels/launch.cuh"
 #include "kernels/pack.hpp"
 
@@ -118,7 +120,21 @@ __device__ inline void read_across(const Source* source, const PackedCopy& copy,
   }
 }
 
-template <class Source, class Target, Reading kReading>
+// The parts of four elements, each part with its own.
+__device__ inline void write_parts(uint32_t* to, const uint4& four, PackedParts parts) {
+  const uint32_t bits[4] = {four.x, four.y, four.z, four.w};
+  alignas(16) uint32_t first[4], second[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const Tf32Parts both = tf32_parts(__uint_as_float(bits[i]));
+    first[i] = parts == PackedParts::kHighLow ? both.high : both.low;
+    second[i] = parts == PackedParts::kHighLow ? both.low : both.high;
+  }
+  *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(first);
+  *reinterpret_cast<uint4*>(to + kPartsK) = *reinterpret_cast<const uint4*>(second);
+}
+
+template <class Source, class Target, Reading kReading, bool kParts>
 __device__ inline void pack_tile(const PackParams::Operand& operand, int64_t index, Target* tile) {
   using Shape = Tile<Target, kReading>;
   static_assert(Shape::kLines * Shape::kWidth == kTileElements);
@@ -146,21 +162,29 @@ __device__ inline void pack_tile(const PackParams::Operand& operand, int64_t ind
   __syncthreads();
 
   Target* target = static_cast<Target*>(copy.target) +
-                   (batch * copy.lines + first_line) * copy.pitch + first_element;
+                   (batch * copy.lines + first_line) * copy.pitch +
+                   first_element * (kParts ? 2 : 1);
   constexpr int kChunksPerLine = Shape::kWidth / Shape::kPerChunk;
-#pragma unroll
-  for (int i = 0; i < kPerThread / Shape::kPerChunk; ++i) {
+  constexpr int kChunks = kPerThread / Shape::kPerChunk;
+  constexpr int kAtOnce = kParts ? 1 : kChunks;  // else ptxas spills
+#pragma unroll kAtOnce
+  for (int i = 0; i < kChunks; ++i) {
     const int chunk = i * kThreads + static_cast<int>(threadIdx.x);
     const int line = chunk / kChunksPerLine;
     const int element = chunk % kChunksPerLine * Shape::kPerChunk;
-    if (line < lines && element < width) {  // the last 16 bytes of a line may reach into its gap
-      *reinterpret_cast<uint4*>(target + line * copy.pitch + element) =
-          *reinterpret_cast<const uint4*>(tile + line * Shape::kPitch + element);
+    const uint4 value = *reinterpret_cast<const uint4*>(tile + line * Shape::kPitch + element);
+    Target* const to = target + line * copy.pitch + element;
+    if constexpr (kParts) {
+      if (line < lines && element / kPartsK * kPartsK < width) {
+        write_parts(to + element / kPartsK * kPartsK, value, copy.parts);
+      }
+    } else if (line < lines && element < width) {  // the last 16 bytes may reach into the gap
+      *reinterpret_cast<uint4*>(to) = value;
     }
   }
 }
 
-template <class Source, class Target>
+template <class Source, class Target, bool kParts>
 __global__ void __launch_bounds__(kThreads, kCtasPerSm)
     pack_kernel(const __grid_constant__ PackParams params) {
   __shared__ alignas(16) Target tile[kSharedElements<Target>];
@@ -173,13 +197,13 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
     const int64_t index = first ? i : i - params.first_tiles;
     switch (operand.reading) {
       case Reading::kWide:
-        pack_tile<Source, Target, Reading::kWide>(operand, index, tile);
+        pack_tile<Source, Target, Reading::kWide, kParts>(operand, index, tile);
         break;
       case Reading::kNarrow:
-        pack_tile<Source, Target, Reading::kNarrow>(operand, index, tile);
+        pack_tile<Source, Target, Reading::kNarrow, kParts>(operand, index, tile);
         break;
       case Reading::kTransposed:
-        pack_tile<Source, Target, Reading::kTransposed>(operand, index, tile);
+        pack_tile<Source, Target, Reading::kTransposed, kParts>(operand, index, tile);
         break;
     }
     __syncthreads();  // the tile may be overwritten
@@ -197,12 +221,12 @@ PackParams::Operand operand_of(const PackedCopy& copy) {
           .tiles_down = tiles(copy.lines, tile_lines(reading))};
 }
 
-template <class Source, class Target>
+template <class Source, class Target, bool kParts = false>
 std::string launch_as(const PackParams& params, CUstream_st* stream) {
   const LaunchTarget target{.stream = stream};
-  return launch_clusters<pack_kernel<Source, Target>>(std::min<int64_t>(params.tiles, INT32_MAX), 1,
-                                                      /*persistent=*/false, kThreads, 0, target,
-                                                      params);
+  return launch_clusters<pack_kernel<Source, Target, kParts>>(
+      std::min<int64_t>(params.tiles, INT32_MAX), 1,
+      /*persistent=*/false, kThreads, 0, target, params);
 }
 
 }  // namespace
@@ -217,6 +241,9 @@ std::string launch_pack(std::span<const PackedCopy> copies, CUstream_st* stream)
     if (i == 0) params.first_tiles = params.tiles;
   }
   const DType target = copies[0].target_dtype;
+  if (copies[0].parts != PackedParts::kNone) {
+    return launch_as<uint32_t, uint32_t, true>(params, stream);
+  }
   if (copies[0].source_dtype == target) {
     return bytes_per_element(target) == 4 ? launch_as<uint32_t, uint32_t>(params, stream)
                                           : launch_as<uint16_t, uint16_t>(params, stream);

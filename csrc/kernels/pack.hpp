@@ -10,9 +10,14 @@
 
 namespace tgemm {
 
+// FP32 elements become two TF32 parts (device/tf32_parts.hpp), which alternate kPartsK at a time:
+// the high parts come first, or the low ones.
+enum class PackedParts : uint8_t { kNone, kHighLow, kLowHigh };
+
 // Element i of line j of a batch entry comes from
 // source[i * unit_stride + j * line_stride + sum of index * batch_stride]
-// and goes to target[i + (j + lines * linear index of the entry) * pitch]. Strides in elements.
+// and goes to target[i + (j + lines * linear index of the entry) * pitch], or, in parts, to
+// i + i / kPartsK * kPartsK in the same line and to kPartsK further. Strides in elements.
 struct PackedCopy {
   const void* source;
   void* target;  // 16-byte aligned
@@ -23,8 +28,9 @@ struct PackedCopy {
   int64_t batch_count;
   int64_t unit_stride;
   int64_t line_stride;
-  int64_t pitch;   // of the target's lines, of which nothing beyond the pitch is written
-  int batch_dims;  // without those in which the operand repeats itself
+  int64_t pitch;      // of the target's lines, of which nothing beyond the pitch is written
+  PackedParts parts;  // if any, lines end with zeros, up to a multiple of kPartsK elements
+  int batch_dims;     // without those in which the operand repeats itself
   int64_t batch_size[kMaxBatchDims];
   int64_t batch_stride[kMaxBatchDims];
 };

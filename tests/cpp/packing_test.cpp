@@ -4,9 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <map>
+#include <random>
 #include <vector>
+
+#include "device/tf32_parts.hpp"
 
 namespace tgemm {
 namespace {
@@ -201,6 +207,90 @@ TEST(Packed, ElementsStayWhereTheyBelong) {
         }
       }
     }
+  }
+}
+
+// Where both parts of each element lie, as the kernel multiplies them: tiles of kPartsK in turn,
+// low parts of A with high ones of B, then the other way round.
+TEST(Packed, PartsOfBothOperandsMeet) {
+  for (const int64_t k : {1, 31, 32, 33, 100}) {
+    Problem problem = problem_of(3, 5, k, DType::kFloat32, Precision::k3xTf32);
+    problem.b = {DType::kFloat32, 5, 1, {}, 4};
+    const Problem seen = packed(problem, kBoth);
+    EXPECT_EQ(seen.k, 2 * ((k + 31) / 32 * 32));
+    EXPECT_EQ(seen.a.row_stride, seen.k);
+    EXPECT_EQ(seen.b.col_stride, seen.k);
+    EXPECT_TRUE(seen.a_k_major() && seen.b_k_major());
+    EXPECT_EQ(seen.a.dtype, DType::kFloat32);
+    const std::vector<PackedCopy> copies = packed_copies(problem, kBoth, {});
+    ASSERT_EQ(copies.size(), 2u);
+    EXPECT_EQ(copies[0].parts, PackedParts::kLowHigh);
+    EXPECT_EQ(copies[1].parts, PackedParts::kHighLow);
+    EXPECT_EQ(copies[0].lines, 3);
+    EXPECT_EQ(copies[1].lines, 5);
+    EXPECT_EQ(copies[0].width, k);
+    EXPECT_EQ(copies[0].pitch, seen.k);
+    EXPECT_EQ(packed_offsets(problem, kBoth).end,
+              (3 * seen.k * 4 + 255) / 256 * 256 + (5 * seen.k * 4 + 255) / 256 * 256);
+  }
+  const Problem other = problem_of(3, 5, 33, DType::kFloat32, Precision::kTf32);
+  EXPECT_EQ(packed(other, kBoth).k, 33);
+  EXPECT_EQ(packed_copies(other, kBoth, {})[0].parts, PackedParts::kNone);
+}
+
+TEST(Tf32Parts, AddUpToTheNumber) {
+  const auto value_of = [](uint32_t bits) { return std::bit_cast<float>(bits); };
+  std::mt19937 random(1);
+  const float largest = std::numeric_limits<float>::max();
+  std::vector<float> values = {0.0f,
+                               -0.0f,
+                               1.0f,
+                               -1.0f,
+                               1.0f / 3,
+                               largest,
+                               -largest,
+                               0x1p-126f,
+                               0x1.fffffep-126f,
+                               0x1p-149f,
+                               0x1.555554p-100f,
+                               0x1.ffdffep127f,
+                               0x1.ffep127f};
+  while (values.size() < 100000) {
+    const float value = value_of(static_cast<uint32_t>(random()));
+    if (std::isfinite(value)) values.push_back(value);
+  }
+  for (const float value : values) {
+    const Tf32Parts parts = tf32_parts(value);
+    ASSERT_EQ((parts.high | parts.low) & 0x1FFFu, 0u) << value;
+    const double high = value_of(parts.high), low = double{value_of(parts.low)} / kLowPartScale;
+    const double size = std::abs(double{value});
+    ASSERT_GE(high * value, 0.0);
+    ASSERT_LE(std::abs(high + low), largest) << value;
+    ASSERT_LE(std::abs(low * kLowPartScale), std::max(size / 2, 0x1p-127)) << value;
+    // TF32 has 11 significant bits, and as subnormals multiples of 2^-136. The largest numbers are
+    // truncated, others rounded.
+    const bool truncates = size >= 0x1p127;
+    ASSERT_LE(std::abs(value - high), std::max(size * (truncates ? 0x1p-10 : 0x1p-11), 0x1p-137))
+        << value;
+    ASSERT_LE(std::abs(value - (high + low)),
+              std::max(size * (truncates ? 0x1p-21 : 0x1p-23), 0x1p-147))
+        << value;
+  }
+}
+
+TEST(Tf32Parts, OfInfinitiesAndNans) {
+  const auto value_of = [](uint32_t bits) { return std::bit_cast<float>(bits); };
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float value : {kInfinity, -kInfinity}) {
+    const Tf32Parts parts = tf32_parts(value);
+    EXPECT_EQ(value_of(parts.low), value);
+    EXPECT_EQ(value_of(parts.high), std::copysign(1.0f, value));
+  }
+  for (const uint32_t bits : {0x7FC00000u, 0x7F800001u, 0xFFFFFFFFu}) {
+    const Tf32Parts parts = tf32_parts(value_of(bits));
+    EXPECT_TRUE(std::isnan(value_of(parts.low)));
+    EXPECT_TRUE(std::isnan(value_of(parts.high)));
+    EXPECT_EQ(parts.low & 0x1FFFu, 0u);
   }
 }
 

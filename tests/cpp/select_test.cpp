@@ -280,6 +280,48 @@ TEST(Select, LowerPrecisionsOfFloat32RunOnTensorCores) {
   }
 }
 
+TEST(Select, ThreeProductsOfTf32RunWhereTheyAreFasterThanFp32AndAsAccurate) {
+  const auto problem = [](int64_t m, int64_t n, int64_t k) {
+    return linear_problem(m, n, k, DType::kFloat32, Precision::k3xTf32);
+  };
+  EXPECT_EQ(chosen(problem(4096, 4096, 4096), h200()), "sm90_3xtf32");
+  EXPECT_EQ(chosen(problem(1021, 2039, 4093), h200()), "sm90_3xtf32");
+  EXPECT_EQ(chosen(problem(4096, 4096, 127), h200()), "simt") << "small K";
+  EXPECT_EQ(chosen(problem(1, 4096, 4096), h200()), "simt") << "packing would cost too much";
+  EXPECT_EQ(chosen(problem(4096, 4096, 64), h200(), "sm90_3xtf32"), "sm90_3xtf32") << "when forced";
+  for (const Device& device : {a100(), rtx3090(), t4()}) {
+    EXPECT_EQ(chosen(problem(4096, 4096, 4096), device), "simt") << device.name;
+  }
+  // Never for other precisions.
+  for (Precision precision : {Precision::kIeee, Precision::kTf32, Precision::kBf16}) {
+    EXPECT_CONTAINS(
+        refusal(linear_problem(512, 512, 512, DType::kFloat32, precision), h200(), "sm90_3xtf32"),
+        "three products of TF32");
+  }
+  EXPECT_CONTAINS(refusal(f16(512, 512, 512), h200(), "sm90_3xtf32"), "three products of TF32");
+  EXPECT_CONTAINS(refusal(problem(512, 512, 512), a100(), "sm90_3xtf32"), "9.0");
+  EXPECT_CONTAINS(refusal(problem(512, 512, 512), h200(), "mma_sync"), "takes three");
+  EXPECT_CONTAINS(refusal(problem(512, 512, 512), h200(), "sm90_tf32"), "as TF32");
+}
+
+TEST(Select, PartsOfTf32AreInTheWorkspaceAndInTheTime) {
+  const Problem problem = linear_problem(100, 201, 8191, DType::kFloat32, Precision::k3xTf32);
+  const auto bytes = [&](const std::string& force) {
+    const Selection selection = select(problem, h200(), force);
+    EXPECT_TRUE(selection.plan) << selection.error;
+    return selection.plan ? selection.plan->workspace_bytes : 0;
+  };
+  const size_t packed = size_t{301} * 8192 * 2 * 4;
+  EXPECT_EQ(bytes("sm90_3xtf32:128x128,split_k=1"), packed);
+  EXPECT_EQ(bytes("sm90_3xtf32:128x128,split_k=2"), packed) << "adds up within a cluster";
+  EXPECT_EQ(bytes("sm90_3xtf32:128x128,split_k=16"), packed + 16 * 100 * 204 * 4);
+  const Selection selection = select(problem, h200(), "sm90_3xtf32");
+  ASSERT_TRUE(selection.plan);
+  EXPECT_TRUE(selection.plan->packing.a && selection.plan->packing.b);
+  EXPECT_GT(selection.plan->predicted_us,
+            packing_us(problem, selection.plan->packing, h200()) + 100.0 * 201 * 8191 * 2 / 450e6);
+}
+
 TEST(Select, TuringHasNoTensorCoreKernel) {
   std::vector<Candidate> report;
   const Selection selection = select(f16(512, 512, 512), t4(), "", &report);
@@ -295,11 +337,11 @@ TEST(Select, TuringHasNoTensorCoreKernel) {
 }
 
 TEST(Select, WhatHasNoKernelIsOneSentence) {
-  const std::string three =
-      refusal(linear_problem(512, 512, 512, DType::kFloat32, Precision::k3xTf32), h200());
-  EXPECT_CONTAINS(three, "3xtf32");
-  EXPECT_CONTAINS(three, "512x512x512");
-  EXPECT_CONTAINS(three, "H200");
+  const std::string tf32 =
+      refusal(linear_problem(512, 512, 512, DType::kFloat32, Precision::kTf32), t4());
+  EXPECT_CONTAINS(tf32, "tf32");
+  EXPECT_CONTAINS(tf32, "512x512x512");
+  EXPECT_CONTAINS(tf32, "T4");
   const std::string old = refusal(f32(512, 512, 512), v100());
   EXPECT_CONTAINS(old, "7.5");
   EXPECT_CONTAINS(old, "V100");

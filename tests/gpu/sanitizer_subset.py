@@ -89,6 +89,7 @@ SCHEDULES = (
     "sm90:128x256_cluster",
     "sm90:128x128",
     "sm90_packed:128x128",
+    "sm90_3xtf32:128x128",
 )
 
 # What leaves through TMA, of sizes that end inside a tile: 16 bits from three consumers, FP32 in two

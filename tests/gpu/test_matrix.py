@@ -284,6 +284,10 @@ def test_reasons_of_refusals(device: str):
         ("sm90_packed", half, half, None, "it has no operand to pack"),
         ("skinny", half.mT, half, None, "TMA cannot read a along K"),
         ("skinny", single, single, None, "it multiplies FP16 and BF16 operands"),
+        ("mma_sync", single, single, "3xtf32", "it makes one product of float32 operands"),
+        ("sm90_3xtf32", single, single, None, "as three products of TF32"),
+        ("sm90_3xtf32", single, single, "tf32", "as three products of TF32"),
+        ("sm90_3xtf32", half, half, "3xtf32", "as three products of TF32"),
     ):
         with pytest.raises(RuntimeError, match=reason):
             torch.ops.tgemm.matmul(a, b, precision=precision, force_kernel=force)
@@ -300,6 +304,7 @@ def test_reasons_of_refusals_of_gated_products(device: str):
         ("skinny:8x128,split_k=9", None, "it splits K of two weights within a cluster alone"),
         ("sm90_tf32", "tf32", "it multiplies one weight"),
         ("sm90_packed", None, "it multiplies one weight"),
+        ("sm90_3xtf32", "3xtf32", "it multiplies one weight"),
         ("mma_sync", None, "it multiplies one weight"),
     ):
         operands = (t.float() if precision else t for t in (x, gate, up))
@@ -335,7 +340,7 @@ def rms_problem(device: str):
     [
         pytest.param(config, mode, id=f"{config}-{mode}")
         for config in CONFIGS
-        for mode in ("fp16", "bf16", "fp32", "fp32/tf32")
+        for mode in ("fp16", "bf16", "fp32", "fp32/tf32", "fp32/3xtf32")
         if mode in config.modes
     ],
 )

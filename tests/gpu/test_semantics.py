@@ -313,11 +313,19 @@ def test_gated_products_on_two_streams(randn):
         assert all(torch.equal(out, truth) for out in outs)
 
 
-@pytest.mark.parametrize("mode", ["fp16", "fp32/tf32", "fp32/bf16"])
+@pytest.mark.parametrize(
+    ("mode", "force"),
+    [
+        ("fp16", "sm90_packed:128x128_pingpong"),
+        ("fp32/tf32", "sm90_packed:128x128_pingpong"),
+        ("fp32/bf16", "sm90_packed:128x128_pingpong"),
+        ("fp32/3xtf32", "sm90_3xtf32:128x128"),
+    ],
+)
 @pytest.mark.parametrize("split_k", [1, 3])
-def test_packed_batches(mode: str, split_k: int, device: str):
+def test_packed_batches(mode: str, force: str, split_k: int, device: str):
     how = problems.MODES[mode]
-    force = f"sm90_packed:128x128_pingpong,split_k={split_k}"
+    force = f"{force},split_k={split_k}"
 
     def operand(*sizes: int) -> Tensor:
         return problems.without_ties(torch.randn(sizes, device=device)).to(how.dtype)
@@ -516,7 +524,7 @@ def test_errors_leave_the_next_call_working(randn):
         lambda: tgemm.matmul(a.to_sparse(), b),
         lambda: tgemm.matmul(a, b, precision="fp8"),
         lambda: tgemm.matmul(a, b, force_kernel="warp_drive"),
-        lambda: tgemm.matmul(a.float(), b.float(), precision="3xtf32"),
+        lambda: tgemm.matmul(a.float(), b.float(), precision="3xtf32", force_kernel="mma_sync"),
         lambda: tgemm.matmul.out(a, b, out=randn(33, 41)),
         lambda: tgemm.matmul.out(a, b, out=torch.empty(33, 40, dtype=HALF)),
         lambda: tgemm.linear(a, b.mT, activation="tanh"),
@@ -650,6 +658,8 @@ for kernel in torch_gemm.kernels():
         if kernel["name"] in ("sm90_tf32", "sm90_packed"):
             tensors = (x, weight, bias)
             precision = "tf32" if kernel["name"] == "sm90_tf32" else "fp16"
+        if kernel["name"] == "sm90_3xtf32":
+            tensors, precision = (x, weight, bias), "3xtf32"
         calls.append((tensors, precision, force))
         if kernel["splits_k"]:
             calls.append((tensors, precision, force + ",split_k=3"))

@@ -98,11 +98,10 @@ const char* rejects(const Problem& problem, const Device& device, const TileConf
   if (problem.a.dtype == DType::kFloat32) {
     switch (problem.precision) {
       case Precision::kIeee:
+      case Precision::k3xTf32:  // asks for FP32's accuracy
         break;
       case Precision::kTf32:
         return "it multiplies in FP32; precision tf32 needs Tensor Cores";
-      case Precision::k3xTf32:
-        return "it multiplies in FP32; precision 3xtf32 needs Tensor Cores";
       case Precision::kBf16:
         return "it multiplies in FP32; precision bf16 needs Tensor Cores";
       case Precision::kFp16:

@@ -13,15 +13,19 @@ namespace tgemm::sm90 {
 enum class Schedule { kCooperative, kPingPong };
 
 // A CTA computes kBlockM x kBlockN outputs at a time; kCluster CTAs, one below the other, share the
-// columns of B: each loads its part of a tile of B for all of them.
+// columns of B: each loads its part of a tile of B for all of them. With kParts, operands are FP32
+// in two TF32 parts, as gemm/packing.hpp has them: K is that of both.
 template <Schedule kSchedule_, int kBlockM_, int kBlockN_, int kStages_, int kCluster_ = 1,
-          int kConsumers_ = 2>
+          int kConsumers_ = 2, bool kParts_ = false>
 struct CtaTile {
   static constexpr Schedule kSchedule = kSchedule_;
   static constexpr bool kPingPong = kSchedule == Schedule::kPingPong;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kRowBytes = 128;  // of a tile along K: the swizzle's width
   static constexpr int kBlockK = kRowBytes / 2;
+  static constexpr bool kParts = kParts_;
+  // An output tile's share of K is a multiple of this many tiles of the operands.
+  static constexpr int kTilesAtOnce = kParts ? 2 : 1;
   static constexpr int kStages = kStages_, kCluster = kCluster_;
   // Rows of tiles walked before moving to the next column of tiles. With about a hundred resident
   // CTAs this makes the footprint of a wave roughly square.
@@ -43,14 +47,15 @@ struct CtaTile {
   static_assert(kBlocks >= 1 && kBlocks <= 2 && kColumns % 64 == 0);
   // Columns of two weights alternate in a tile of B, 64 at a time, so that a consumer has both
   // factors of its outputs.
-  static constexpr bool kCanGate = kColumns % 128 == 0;
+  static constexpr bool kCanGate = kColumns % 128 == 0 && !kParts;
 
   // setmaxnreg: what the first warpgroup gives up, the consumers get.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kProducerRegisters = 56;
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * kThreads - kProducerRegisters * 128) / (128 * kConsumers) / 8 * 8;
-  static_assert(kSums + 40 <= kConsumerRegisters);
+  static_assert((kParts ? 3 * kSums + 32 : kSums + 40) <= kConsumerRegisters);
+  static_assert(!kParts || (kBlocks == 1 && !kPingPong && kStages % 2 == 0));
   // The common epilogue takes more.
   static constexpr bool kCommonEpilogue = kConsumerRegisters >= 200;
 

@@ -14,6 +14,7 @@
 #include "device/activation_16_bit.cuh"
 #include "device/epilogue.cuh"
 #include "device/ptx.cuh"
+#include "device/tf32_parts.hpp"
 #include "device/tile_scheduler.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
@@ -46,7 +47,7 @@ struct Tile {
   int m, n;     // first row and column
   int batch;    // linear batch index
   int k_begin;  // first k
-  int k_tiles;  // at least one, so that sums are always set: beyond K, TMA delivers zeros
+  int k_tiles;  // some at least, so that sums are always set: beyond K, TMA delivers zeros
   int split;
 };
 
@@ -89,7 +90,7 @@ __device__ inline Tile decode(const Arguments& arguments, int index,
   // A split that K leaves empty begins beyond K, but still at a whole tile: TMA refuses to start
   // where a line is not 16-byte aligned.
   tile.k_begin = tile.split * per_split;
-  tile.k_tiles = max(1, (min(k - tile.k_begin, per_split) + block - 1) / block);
+  tile.k_tiles = max(Cta::kTilesAtOnce, (min(k - tile.k_begin, per_split) + block - 1) / block);
   return tile;
 }
 
@@ -411,6 +412,10 @@ class Consumer {
 #pragma unroll
       for (float& sum : block) sum = 0.0f;
     }
+    if constexpr (Cta::kParts) {
+      multiply_parts(sums[0], k_tiles, cursor);
+      return;
+    }
     const auto run = [&]<ptx::WgmmaType kType, bool kAKMajor, bool kBKMajor>() {
       multiply_tiles<kType, kAKMajor, kBKMajor>(sums, k_tiles, cursor, more);
     };
@@ -571,6 +576,73 @@ class Consumer {
     }
     ptx::wgmma_wait_group<0>();
     release(previous);
+  }
+
+  using BlockSums = float[Cta::kColumns / 2];
+
+  // D = A * B, or, kAdds, D += A * B, with the k of a tile of each, which begin at these addresses.
+  template <bool kAdds>
+  __device__ void multiply_tile(BlockSums& d, uint32_t tile_a, uint32_t tile_b) const {
+    using Multiplier = ptx::Wgmma<Cta::kColumns, ptx::WgmmaType::kTf32, true, true>;
+    uint64_t a = ptx::wgmma_descriptor<true>(tile_a, 0);
+    uint64_t b = ptx::wgmma_descriptor<true>(tile_b, 0);
+    Multiplier::template multiply<kAdds>(d, a, b);
+#pragma unroll
+    for (int step = 1; step < Cta::kRowBytes / 32; ++step) {
+      a += ptx::kWgmmaStepK<true>;
+      b += ptx::kWgmmaStepK<true>;
+      Multiplier::multiply(d, a, b);
+    }
+  }
+
+  // The instructions that compute these sums have been waited for, of which the compiler knows
+  // nothing: before that it may not touch them.
+  __device__ static void settle(BlockSums& sums) {
+#pragma unroll
+    for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
+  }
+
+  // Multiplies the tiles of one output tile that hold parts of FP32 operands, two by two: low parts
+  // of A and high ones of B, then high and low ones. Tensor Cores do not round their sums but
+  // truncate them. So products of high parts are added up here, in sums of kPartsK of them, while
+  // those with a low part are computed: they are so much smaller that their sums may take all of K.
+  __device__ void multiply_parts(BlockSums& sums, int k_tiles, StageCursor<Cta::kStages>& cursor) {
+    BlockSums large, small;
+#pragma unroll
+    for (float& sum : small) sum = 0.0f;
+    const uint32_t offset_a = boxes_.first_row() * Cta::kRowBytes;
+    const uint32_t offset_b = Cta::kBytesA + boxes_.first_column() * Cta::kRowBytes;
+#pragma unroll 1
+    for (; k_tiles > 0; k_tiles -= 2) {
+      const int first = cursor.stage;
+      wait(shared_.barriers.full[first], cursor.parity);
+      wait(shared_.barriers.full[first + 1], cursor.parity);
+      const uint32_t stage = ptx::shared_address(shared_.stages[first]);
+      const uint32_t a[2] = {stage + offset_a, stage + offset_a + Cta::kStageBytes};
+      const uint32_t b[2] = {stage + offset_b, stage + offset_b + Cta::kStageBytes};
+      ptx::wgmma_fence();
+      multiply_tile<false>(large, a[1], b[0]);
+      ptx::wgmma_commit_group();
+      multiply_tile<true>(small, a[0], b[0]);
+      multiply_tile<true>(small, a[1], b[1]);
+      ptx::wgmma_commit_group();
+      ptx::wgmma_wait_group<1>();
+      settle(large);
+#pragma unroll
+      for (int j = 0; j < Cta::kColumns / 2; ++j) sums[j] += large[j];
+      ptx::wgmma_wait_group<0>();
+      release(first);
+      release(first + 1);
+      cursor.advance();
+      cursor.advance();
+    }
+    settle(small);
+#pragma unroll
+    for (int j = 0; j < Cta::kColumns / 2; ++j) {
+      // Where products overflow, those with a low part may do so with another sign.
+      const bool overflown = fabsf(sums[j]) == INFINITY;
+      sums[j] = overflown ? sums[j] : fmaf(small[j], 1.0f / kLowPartScale, sums[j]);
+    }
   }
 
   // Where stmatrix has this lane's 16 bytes of a warp's 16 rows and 16 columns of a box: row

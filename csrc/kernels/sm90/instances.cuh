@@ -12,11 +12,13 @@ namespace tgemm::sm90 {
 template <class Cta>
 std::string make_maps(Arguments& arguments) {
   const GemmParams& params = arguments.gemm;
-  std::string error =
-      make_operand_map(arguments.a, params, params.a, true, arguments.a_k_major, Cta::kBlockM);
+  constexpr bool kRounds = !Cta::kParts;  // parts are TF32 as they are
+  std::string error = make_operand_map(arguments.a, params, params.a, true, arguments.a_k_major,
+                                       Cta::kBlockM, kRounds);
   const int box_n = arguments.gated ? 64 : Cta::kShareB;
   if (error.empty()) {
-    error = make_operand_map(arguments.b, params, params.b, false, arguments.b_k_major, box_n);
+    error =
+        make_operand_map(arguments.b, params, params.b, false, arguments.b_k_major, box_n, kRounds);
   }
   if (error.empty() && arguments.gated) {
     error = make_operand_map(arguments.up, params, arguments.up_matrix, false, arguments.b_k_major,

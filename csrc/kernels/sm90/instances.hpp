@@ -41,6 +41,8 @@ using Cooperative128x64 = CtaTile<Schedule::kCooperative, 128, 64, 8>;
 using Cooperative64x128 = CtaTile<Schedule::kCooperative, 64, 128, 8>;
 using PingPong128x128 = CtaTile<Schedule::kPingPong, 128, 128, 5>;
 using PingPong128x128Cluster = CtaTile<Schedule::kPingPong, 128, 128, 5, 2>;
+using Parts128x128 = CtaTile<Schedule::kCooperative, 128, 128, 6, 1, 2, true>;
+using Parts128x64 = CtaTile<Schedule::kCooperative, 128, 64, 8, 1, 2, true>;
 
 // Makes the tensor maps and enqueues the kernel, or describes it.
 template <class Cta>

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 #include "device/tensor_map.hpp"
 #include "kernels/cost_model.hpp"
@@ -61,7 +62,11 @@ constexpr std::array kConfigs = {
     config_of<sm90::Cooperative128x128>("128x128", 1765.0),
     config_of<sm90::Cooperative128x64>("128x64", 1192.0),
     config_of<sm90::Cooperative64x128>("64x128", 1001.0),
+    // Of sm90_3xtf32 alone; by hand, from the shapes in NOTES.md.
+    config_of<sm90::Parts128x128>("128x128", 1800.0),
+    config_of<sm90::Parts128x64>("128x64", 1200.0),
 };
+constexpr size_t kPartsConfigs = 2;  // the last ones
 constexpr std::array<Traits, kConfigs.size()> kTraits = {
     traits_of<sm90::PingPong128x128Cluster>(2.83, 0.06, 0.779),
     traits_of<sm90::PingPong128x128>(2.43, 0.08, 0.746),
@@ -72,7 +77,12 @@ constexpr std::array<Traits, kConfigs.size()> kTraits = {
     traits_of<sm90::Cooperative128x128>(1.55, 1.54, 0.675),
     traits_of<sm90::Cooperative128x64>(1.69, 0.92, 0.675),
     traits_of<sm90::Cooperative64x128>(1.46, 0.50, 0.669),
+    traits_of<sm90::Parts128x128>(1.55, 1.54, 0.95),
+    traits_of<sm90::Parts128x64>(1.69, 0.92, 0.95),
 };
+// With a smaller K, an FP32 kernel's rounding errors are smaller than what three products leave
+// out.
+constexpr int64_t kMinPartsK = 128;
 constexpr double kPeakMacPerCycle = 2048.0;  // per SM, 16-bit operands
 constexpr double kL2BytesPerCycle = 85.3;    // per SM
 // Adding up within a cluster that divides K, and of that, for each CTA beyond the first, per
@@ -173,6 +183,14 @@ const char* rejects_tf32(const Problem& problem, const Device& device, const Til
   return cannot_run(problem, device, config, true, true);
 }
 
+// Sees operands that are packed, always.
+const char* rejects_3xtf32(const Problem& problem, const Device& device, const TileConfig& config) {
+  if (problem.a.dtype != DType::kFloat32 || problem.precision != Precision::k3xTf32) {
+    return "it multiplies FP32 operands as three products of TF32";
+  }
+  return cannot_run(problem, device, config, true, true);
+}
+
 // Bytes that TMA moves from L2 for one row (column) of an operand: lines that are no multiple of
 // 128 bytes straddle two of L2's.
 double l2_bytes(const Matrix& matrix, int64_t width, int64_t k) {
@@ -194,7 +212,9 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const auto rounds = static_cast<double>(
       ceil_div(ceil_div(tiles * split_k, size), resident_clusters(device, size)));
   const int64_t k = ceil_div(ceil_div(problem.k, split_k), config.block_k) * config.block_k;
-  const double slowdown = problem.a.dtype == DType::kFloat32 ? 2.0 : 1.0;
+  // TF32 multiplies at half the rate; and of the parts, whose K is twice as long, three products.
+  const bool parts = problem.precision == Precision::k3xTf32;
+  const double slowdown = problem.a.dtype != DType::kFloat32 ? 1.0 : parts ? 3.0 : 2.0;
   const double macs =
       slowdown * config.block_m * config.block_n * static_cast<double>(k);  // of a tile
   const double cycles_per_us = device.clock_ghz * 1e3;
@@ -260,7 +280,7 @@ KernelEntry sm90_entry() {
           "Hopper: wgmma on tiles that TMA brings, specialised warps, persistent CTAs, clusters",
           /*automatic=*/true,
           /*splits_k=*/true,
-          kConfigs,
+          std::span(kConfigs).first(kConfigs.size() - kPartsConfigs),
           rejects,
           cost_us,
           launch_sm90,
@@ -295,6 +315,24 @@ KernelEntry sm90_packed_entry() {
     return {.a = tma_rejects(problem.a, full || problem.a_k_major(), true, problem) != nullptr,
             .b = tma_rejects(problem.b, full || problem.b_k_major(), false, problem) != nullptr};
   };
+  return entry;
+}
+
+KernelEntry sm90_3xtf32_entry() {
+  KernelEntry entry = sm90_entry();
+  entry.name = "sm90_3xtf32";
+  entry.description =
+      "as accurate as FP32: operands are taken apart into two TF32 parts, of which three products "
+      "are added up";
+  entry.configs = std::span(kConfigs).last(kPartsConfigs);
+  entry.gated = false;
+  entry.rejects = rejects_3xtf32;
+  entry.packs = [](const Problem& problem) -> Packing {
+    const bool parts =
+        problem.a.dtype == DType::kFloat32 && problem.precision == Precision::k3xTf32;
+    return {.a = parts, .b = parts};
+  };
+  entry.automatic_k = kMinPartsK;
   return entry;
 }
 

@@ -8,5 +8,6 @@ namespace tgemm {
 KernelEntry sm90_entry();
 KernelEntry sm90_tf32_entry();
 KernelEntry sm90_packed_entry();
+KernelEntry sm90_3xtf32_entry();
 
 }  // namespace tgemm
