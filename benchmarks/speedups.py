@@ -18,6 +18,10 @@ SUITES = {
     "fused": "fused epilogues",
     "other": "TF32, layouts, odd sizes",
     "foundation": "FP16, BF16 and true FP32",
+    "odd": "odd sizes, strides and offsets",
+    "batch": "batches",
+    "large_k": "large K, few tiles",
+    "fp32": "FP32, and FP32 accuracy on Tensor Cores",
 }
 # Closer than this is level: about twice what torch differs by from itself.
 LEVEL = 0.03

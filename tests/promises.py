@@ -8,15 +8,21 @@ table says fails, and so does one that runs more.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import random
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from typing import TypeVar
 
 import torch
 from problems import ALIGNMENTS, EPILOGUES, LAYOUTS, MODES, Case, out_dtype
 from torch import Tensor
 
 from torch_gemm import _library
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -178,6 +184,15 @@ class Config:
     @property
     def modes(self) -> tuple[str, ...]:
         return self.promise.modes
+
+    def sample(self, cases: Iterable[T], rng: random.Random) -> Iterator[T]:
+        """All of the cases, or some, evenly: of kernels that only differ from others in that their operands
+        are packed, and of those that teach.
+
+        The steps have no factor in common with the numbers of layouts and epilogues, so all of those meet.
+        """
+        step = 11 if self.promise.packs else 1 if self.automatic else 5
+        return itertools.islice(cases, rng.randrange(step), None, step)
 
     def out_layouts(self, layout: str) -> tuple[str, ...]:
         """With which layouts of out it runs operands of this layout."""

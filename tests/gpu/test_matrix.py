@@ -64,11 +64,7 @@ def test_matrix(config: Config, mode: str, ledger: Ledger):
     torch.ops.tgemm._reset_stats()
     layouts = [layout for layout in LAYOUTS if config.out_layouts(layout)]
     combinations = itertools.product(splits, layouts, config.alignments(mode), EPILOGUES)
-    # Of kernels that only differ from others in their operands being packed, or that teach, fewer. The
-    # steps have no factor in common with the numbers of layouts and epilogues, so all of those meet.
-    step = 11 if config.promise.packs else 1 if config.automatic else 5
-    combinations = itertools.islice(combinations, rng.randrange(step), None, step)
-    for split_k, layout, alignment, epilogue in combinations:
+    for split_k, layout, alignment, epilogue in config.sample(combinations, rng):
         case = Case(
             m=sizes_around(config.block_m, rng),
             n=sizes_around(config.block_n, rng),
@@ -122,6 +118,7 @@ def test_gated_products_in_one_kernel(config: Config, mode: str, ledger: Ledger)
 
 @pytest.mark.parametrize(("config", "mode"), CONFIG_MODES)
 def test_sizes_from_one(config: Config, mode: str, ledger: Ledger):
+    rng = random.Random(f"{BASE_SEED} sizes {config} {mode}")
     sizes = (*range(1, 18), 23, 24, 25, 31, 32, 33, 47, 48, 63, 64, 65, 127, 128, 129)
     triples = list(itertools.product(range(1, 5), repeat=3))
     triples += [(size, 37, 45) for size in sizes]
@@ -130,7 +127,8 @@ def test_sizes_from_one(config: Config, mode: str, ledger: Ledger):
     layouts = itertools.cycle(config.layouts())
     # Sizes, layouts and alignments go round at different speeds, so that they meet in all ways.
     alignments = itertools.cycle(name for name in config.alignments(mode) for _ in config.layouts())
-    for (m, n, k), layout, alignment in zip(triples, layouts, alignments, strict=False):
+    cases = zip(triples, layouts, alignments, strict=False)
+    for (m, n, k), layout, alignment in config.sample(cases, rng):
         case = Case(m, n, k, mode, layout, alignment, "bias", force_kernel=str(config))
         case = config.fit(case)
         assert config.runs(case)
@@ -140,12 +138,13 @@ def test_sizes_from_one(config: Config, mode: str, ledger: Ledger):
 
 @pytest.mark.parametrize(("config", "mode"), CONFIG_MODES)
 def test_nothing_to_add_up_or_nowhere_to_put_it(config: Config, mode: str, ledger: Ledger):
+    rng = random.Random(f"{BASE_SEED} nothing {config} {mode}")
     variants = itertools.cycle(
         itertools.product((1, 3) if config.splits_k else (1,), ("row", "column"))
     )
     sizes = ((65, 33, 0), (1, 1, 0), (0, 33, 16), (65, 0, 16), (0, 0, 0))
-    for (m, n, k), epilogue in itertools.product(sizes, EPILOGUES):
-        split_k, out_layout = next(variants)
+    cases = zip(itertools.product(sizes, EPILOGUES), variants, strict=False)
+    for ((m, n, k), epilogue), (split_k, out_layout) in config.sample(cases, rng):
         case = Case(
             m,
             n,
