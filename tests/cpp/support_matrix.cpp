@@ -149,10 +149,11 @@ void kernel_list() {
   std::cout << "| kernel | what | chosen | splits K | two weights |\n|---|---|---|---|---|\n";
   for (const KernelEntry& entry : kernel_table()) {
     const bool few_rows = entry.automatic_rows < std::numeric_limits<int64_t>::max();
-    const std::string chosen = !entry.automatic ? "by name alone"
-                               : few_rows
-                                   ? "up to " + std::to_string(entry.automatic_rows) + " rows"
-                                   : "yes";
+    const std::string chosen =
+        !entry.automatic        ? "by name alone"
+        : few_rows              ? "up to " + std::to_string(entry.automatic_rows) + " rows"
+        : entry.automatic_k > 0 ? "from K = " + std::to_string(entry.automatic_k) + " on"
+                                : "yes";
     std::cout << "| `" << entry.name << "` | " << entry.description << " | " << chosen << " | "
               << (entry.splits_k ? "yes" : "no") << " | " << (entry.gated ? "yes" : "no") << " |\n";
   }
