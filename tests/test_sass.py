@@ -733,14 +733,36 @@ def test_tiny_is_what_it_says(kernels: list[Kernel]) -> None:
             # FP16 and BF16.
             multiplications = 2 * tiles * (blocks * (blocks // 2) ** 2 if blocks > 1 else 1)
             shape = "16816" if blocks > 1 else "1688"
-            if kernel.count(rf"HMMA\.{shape}\.F32") != multiplications:
-                yield f"{kernel}: not {multiplications} multiplications"
-            if kernel.count(rf"LDG\.E{width}$") < 4 * tiles * blocks:  # of A and B in two layouts
-                yield f"{kernel}: too few loads of {4 * blocks} bytes"
-            if kernel.count("MOVM") != 2 * tiles * blocks**2:
+            if kernel.count(rf"HMMA\.{shape}\.F32") < multiplications:
+                yield f"{kernel}: fewer than {multiplications} multiplications"
+            # Of A and B: a run each where they are aligned, two where they are shifted.
+            if kernel.count(rf"LDG\.E{width}\.CONSTANT$") < 2 * 3 * tiles * blocks:
+                yield f"{kernel}: not every run is one load of {4 * blocks} bytes"
+            if kernel.count("MOVM") < 2 * tiles * blocks**2:
                 yield f"{kernel}: not every fragment of an MN-major operand is transposed"
             if kernel.count(rf"STG\.E{width}$") < tiles * blocks:
                 yield f"{kernel}: too few stores of {4 * blocks} bytes"
+            if kernel.architecture.startswith("sm_9"):
+                waits, accesses = kernel.where("ACQBULK"), kernel.where(r"(LDG|STG)\.")
+                if not waits or min(waits) > min(accesses) or not kernel.count("PREEXIT"):
+                    yield f"{kernel}: no programmatic dependent launch"
+
+    _report(complaints())
+
+
+def test_gemv_is_what_it_says(kernels: list[Kernel]) -> None:
+    """Rows are read 16 bytes at a time wherever they begin, and shifted into place."""
+
+    def complaints() -> Iterator[str]:
+        for kernel in _named(kernels, "gemv_kernel"):
+            # Of x and two rows of the weight, three pieces each; one step ahead.
+            if kernel.in_main_loop(r"LDG\.E\.128\.CONSTANT$") != 3 * 3:
+                yield f"{kernel}: not nine loads of 16 bytes a step"
+            if kernel.in_main_loop(r"LDG\.E(\.U16|\.64)?(\.CONSTANT)?$"):
+                yield f"{kernel}: narrower loads in the main loop"
+            # The four steps of K that a lane's 16 elements and those of its neighbours are, in two types.
+            if kernel.in_main_loop(r"HMMA\.16816\.F32") != 2 * 4:
+                yield f"{kernel}: not four multiplications a step"
             if kernel.architecture.startswith("sm_9"):
                 waits, accesses = kernel.where("ACQBULK"), kernel.where(r"(LDG|STG)\.")
                 if not waits or min(waits) > min(accesses) or not kernel.count("PREEXIT"):
