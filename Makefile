@@ -83,7 +83,7 @@ test-python: build $(STAMPS)/dev $(STAMPS)/demo
 	@$(PY) -m pytest $(ARGS)
 
 test-gpu: build $(STAMPS)/dev
-	@$(PY) -m pytest -m gpu -n 6 $(ARGS)
+	@$(PY) -m pytest -m gpu -n 6 --dist worksteal $(ARGS)
 
 bench: build $(STAMPS)/dev
 	@$(PY) -m benchmarks.side_by_side $(or $(ARGS),--suite foundation)
