@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ VARIABLE = "TGEMM_TUNING"
 # Far beyond what any model needs.
 _MAX_BYTES = 16 << 20
 _MAX_TEXT = 4000
+_MAX_US = 1e12
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,9 @@ def _problem(stored: Any) -> TunedProblem:
         raise _MalformedError('the "measured" times of a problem are not positive numbers by name')
     if not isinstance(ways, dict) or not ways:
         raise _MalformedError('the "ways" of a problem are not plans by name')
-    for text in (*measured, *ways, *ways.values()):
+    for text in measured:
+        _check_text(text, "measured")
+    for text in (*ways, *ways.values()):
         _check_text(text, "ways")
     problem = TunedProblem(
         call=_text(stored, "call"),
@@ -301,7 +303,8 @@ def _problem(stored: Any) -> TunedProblem:
 
 
 def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value > 0
+    # Compared before it is converted: an integer may be larger than any float.
+    return type(value) in (int, float) and 0 < value < _MAX_US
 
 
 def _text(stored: Mapping[str, Any], name: str) -> str:
