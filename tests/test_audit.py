@@ -7,6 +7,7 @@ import math
 import re
 import sys
 import types
+import warnings
 
 import pytest
 import torch
@@ -372,6 +373,16 @@ def test_layers_that_are_left_out(x):
         torch_gemm.audit(nn.Linear(16, 4).double(), x.double())
 
 
+@pytest.mark.parametrize("rows", [None, 2])
+def test_sums_of_nothing(rows):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, on initialising nothing
+        layer = nn.Linear(0, 4)
+    (audited,) = torch_gemm.audit(layer, torch.empty(3, 0), rows=rows).layers
+    assert audited.shapes == [(3, 4, 0)]
+    assert audited.tgemm.verdict == "kept"
+
+
 def test_conv1d_of_transformers():
     pytorch_utils = pytest.importorskip("transformers.pytorch_utils")
     model = nn.Sequential(pytorch_utils.Conv1D(24, 16))
@@ -403,8 +414,11 @@ def test_misuse(model, x):
         torch_gemm.audit(nn.ReLU(), x)
     with pytest.raises(TypeError, match=r"audit expects a torch.nn.Module, and got a int"):
         torch_gemm.audit(3, x)
-    with pytest.raises(ValueError, match=r"rows is 0, and must be at least 1"):
-        torch_gemm.audit(model, x, rows=0)
+    for rows in (0, 1.5, "3", True):
+        with pytest.raises(
+            ValueError, match=r"rows is .*, and must be a whole number of at least 1"
+        ):
+            torch_gemm.audit(model, x, rows=rows)
 
     class Idle(nn.Module):
         def __init__(self) -> None:
@@ -504,6 +518,10 @@ def test_audit_gemm_lists_what_is_refused(monkeypatch):
         ("2x3", None, "is not a shape like"),
         ("2x0x3", None, "has a size below 1"),
         ("2x(3x4x5)", None, "is a batch, and audit_gemm audits one product"),
+        ((0, 3, 4), None, "has a size below 1"),
+        ((-2, 3, 4), None, "is not a shape like"),
+        ((2.5, 3, 4), None, "is not a shape like"),
+        ((10**30, 3, 4), None, "has a size that torch cannot count"),
     ],
 )
 def test_audit_gemm_misuse(a, b, sentence):
@@ -520,6 +538,8 @@ def module(monkeypatch, model, x):
     made.build = lambda: (model, x)
     made.nothing = lambda: model
     made.fails = lambda: 1 / 0
+    made.ends = lambda: sys.exit(3)
+    made.number = 3
     made.no_linear = lambda: (nn.ReLU(), x)
     monkeypatch.setitem(sys.modules, "models_of_mine", made)
     monkeypatch.setenv("COLUMNS", "200")
@@ -564,16 +584,23 @@ def test_command_with_sizes(tmp_path, capsys):
             ["models_of_mine:fails"],
             "models_of_mine:fails raised ZeroDivisionError: division by zero",
         ),
+        (["models_of_mine:ends"], "models_of_mine:ends raised SystemExit: 3"),
+        (["models_of_mine:number"], "models_of_mine:number is a int, and must be a function"),
+        (["models_of_mine:"], "is not of the form package.module:function"),
         (["models_of_mine:absent"], "cannot be imported: AttributeError"),
         (["no.such.module:f"], "cannot be imported: ModuleNotFoundError"),
         (["models_of_mine:no_linear"], "ReLU has no linear layer to audit"),
-        (["models_of_mine:build", "--rows", "0"], "rows is 0, and must be at least 1"),
+        (
+            ["models_of_mine:build", "--rows", "0"],
+            "rows is 0, and must be a whole number of at least 1",
+        ),
         (["models_of_mine:build", "--dtype", "fp16"], "--dtype is for the function"),
         (["12x13"], "'12x13' is neither MODULE:FUNCTION nor sizes"),
         (["12x13x14", "--rows", "3"], "--rows is for models"),
         (["99999999999x9999999999x2", "--device", "cpu"], "audit_gemm failed"),
         (["999999999999999999999999x2x2", "--device", "cpu"], "has a size that torch cannot count"),
         (["12x13x14", "--json", "/no/such/folder/a.json"], "cannot be written"),
+        (["12x13x14", "--json", "a.x", "--html", "./a.x"], "--json and --html are the same file"),
     ],
 )
 def test_command_misuse(module, capsys, arguments, sentence):

@@ -342,7 +342,9 @@ def test_bad_options(files, tmp_path, capsys):
     assert "needs --compare" in fails(capsys, "--from", good, "--fail-on-regression")
     assert "suites of shapes" in fails(capsys, "--suite", "models", "--against", "lt")
     same = str(tmp_path / "a.svg")
-    assert "different files" in fails(capsys, "--from", good, "--plot", same, "--json", same)
+    assert "--json and --plot are the same file" in fails(
+        capsys, "--from", good, "--plot", same, "--json", same
+    )
     nowhere = str(tmp_path / "nowhere" / "a.json")
     assert "cannot be written" in fails(capsys, "--from", good, "--json", nowhere)
     assert "knows lt, compile, not qub" in fails(capsys, "--suite", "odd", "--against", "qub")
@@ -357,6 +359,7 @@ def test_bad_options(files, tmp_path, capsys):
         "{}",
         '{"stamp": {}, "rows": [], "rounds": 1}',
         '{"rows": [{"model": 3}], "rounds": 1, "stamp": 7}',
+        "[" * 100_000,
     ],
 )
 def test_files_that_are_no_result(files, capsys, content):
@@ -364,6 +367,28 @@ def test_files_that_are_no_result(files, capsys, content):
     assert "is not a result of the benchmark" in fails(capsys, "--from", path)
     good = files("good.json", result(row(A, 10, 10, 10)))
     assert "is not a result of the benchmark" in fails(capsys, "--from", good, "--compare", path)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda bad: bad["rows"][0].update(m=10**400),
+        lambda bad: bad["rows"][0].update(dtype={}),
+        lambda bad: bad["stamp"]["device"].update(memory_bytes_per_us=0),
+    ],
+)
+def test_results_that_cannot_be_drawn(files, tmp_path, capsys, spoil):
+    bad = result(row(A, 10, 10, 10))
+    bad["stamp"]["device"] = {
+        "compute_capability": 90,
+        "sm_count": 132,
+        "clock_ghz": 1.98,
+        "memory_bytes_per_us": 4.4e6,
+    }
+    spoil(bad)
+    page = tmp_path / "page.html"
+    assert "is not a result" in fails(capsys, "--from", files("bad.json", bad), "--html", str(page))
+    assert not page.exists()
 
 
 def test_results_with_something_missing(files, capsys):

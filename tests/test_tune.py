@@ -474,6 +474,8 @@ def problem(**changes):
         (problem(measured={"x": "1"}), '"measured"'),
         (problem(measured={"x": float("nan")}), '"measured"'),
         (problem(measured={"x": float("inf")}), '"measured"'),
+        (problem(measured={"x": 10**400}), '"measured"'),
+        (problem(measured={"x\n": 1.0}), '"measured" is not'),
         (problem(measured=[1.0]), '"measured"'),
         (problem(chosen="simt:1x1"), "'simt:1x1' was not measured"),
         (problem(ways={}), '"ways"'),
@@ -728,6 +730,9 @@ def tiny():
 def fails():
     raise RuntimeError("no such weights\\nat all")
 
+def ends():
+    raise SystemExit(3)
+
 def returns_one():
     return 3
 
@@ -769,10 +774,11 @@ def test_command(tmp_path, module, on_an_h200, capsys):
         ("a_tiny_model", [], "is not of the form package.module:function"),
         ("a_tiny_model:", [], "is not of the form"),
         (":tiny", [], "is not of the form"),
-        ("no_such_module:tiny", [], "could not be imported: ModuleNotFoundError"),
-        ("a_tiny_model:missing", [], "could not be imported: AttributeError"),
+        ("no_such_module:tiny", [], "cannot be imported: ModuleNotFoundError"),
+        ("a_tiny_model:missing", [], "cannot be imported: AttributeError"),
         ("a_tiny_model:number", [], "is a int, and must be a function"),
         ("a_tiny_model:fails", [], "could not be tuned: RuntimeError: no such weights"),
+        ("a_tiny_model:ends", [], "could not be tuned: SystemExit: 3"),
         ("a_tiny_model:returns_one", [], "could not be tuned: TypeError"),
         ("a_tiny_model:tiny", [], "calls no op of torch_gemm"),
         ("a_tiny_model:tiny", ["--rounds", "0"], "rounds is 0"),

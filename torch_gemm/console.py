@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +52,44 @@ def check_output(path: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise CommandError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def check_outputs(outputs: Mapping[str, Path | None]) -> None:
+    """The same for all files that a command is to write, by their options; None where one is not given.
+
+    Raises:
+        CommandError: as `check_output`, or two of them are the same file.
+    """
+    seen: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        other = seen.setdefault(path.resolve(), option)
+        if other != option:
+            raise CommandError(f"{other} and {option} are the same file, {path}")
+        check_output(path)
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """What the user's "package.module:function" names.
+
+    Raises:
+        CommandError: it is of another form, cannot be imported, or is no function.
+    """
+    name, _, attribute = target.partition(":")
+    if not name or not attribute:
+        raise CommandError(f"{target!r} is not of the form package.module:function")
+    try:
+        found = importlib.import_module(name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:  # importing runs the user's code
+        raise CommandError(
+            f"{target} cannot be imported: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    if not callable(found):
+        raise CommandError(f"{target} is a {type(found).__name__}, and must be a function")
+    return found
 
 
 def write_output(path: Path, content: bytes) -> None:

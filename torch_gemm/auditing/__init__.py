@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,14 @@ from torch_gemm import measure
 from torch_gemm.auditing import gemm, layers, tables
 from torch_gemm.auditing.gemm import GemmAudit
 from torch_gemm.auditing.layers import AuditError, LayerAudit
-from torch_gemm.console import CommandError, check_output, first_line, open_console, write_output
+from torch_gemm.console import (
+    CommandError,
+    check_outputs,
+    first_line,
+    load_function,
+    open_console,
+    write_output,
+)
 from torch_gemm.replacement import Skipped
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -83,14 +89,14 @@ def audit(model: torch.nn.Module, inputs: Any, *, rows: int | None = None) -> Au
 
     Raises:
         TypeError: `model` is not a module.
-        ValueError: `rows` is below 1.
+        ValueError: `rows` is not a number of at least 1.
         AuditError: the model has no linear layer that can be audited, or it or the audit failed; a
             RuntimeError whose message is one sentence.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"audit expects a torch.nn.Module, and got a {type(model).__name__}")
-    if rows is not None and rows < 1:
-        raise ValueError(f"audit: rows is {rows}, and must be at least 1")
+    if rows is not None and (type(rows) is not int or rows < 1):
+        raise ValueError(f"audit: rows is {rows!r}, and must be a whole number of at least 1")
     model = getattr(model, "_orig_mod", model)
     audited, skipped = layers.run(model, inputs, rows)
     on_gpu = any(layer.kernels for layer in audited)
@@ -167,9 +173,7 @@ def run(arguments: argparse.Namespace) -> int:
             the model failed; no file was written.
     """
     console = open_console()
-    for path in (arguments.json, arguments.html):
-        if path is not None:
-            check_output(path)
+    check_outputs({"--json": arguments.json, "--html": arguments.html})
     if arguments.html is not None:
         tables.html.require_matplotlib()
     if arguments.device == "cuda" and not torch.cuda.is_available():
@@ -248,16 +252,10 @@ def load(target: str) -> tuple[torch.nn.Module, Any]:
     Raises:
         CommandError: it cannot be imported or called, or returns something else.
     """
-    module_name, _, function_name = target.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except Exception as error:  # whatever the module does while it is imported
-        raise CommandError(
-            f"{target} cannot be imported: {type(error).__name__}: {first_line(error)}"
-        ) from error
+    function = load_function(target)
     try:
         made = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CommandError(
             f"{target} raised {type(error).__name__}: {first_line(error)}"
         ) from error

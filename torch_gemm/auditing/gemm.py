@@ -91,7 +91,7 @@ def parse_shape(text: str) -> tuple[int, int, int]:
 def operands_of(a: Any, b: Any, device: str | None) -> tuple[Tensor, Tensor]:
     """The operands of `audit_gemm` from its arguments."""
     if b is None:
-        m, n, k = parse_shape(a) if isinstance(a, str) else a
+        m, n, k = parse_shape(a if isinstance(a, str) else "x".join(map(str, a)))
         where = device or ("cuda" if torch.cuda.is_available() else "cpu")
         generator = torch.Generator(where).manual_seed(0)
         first = torch.randn(m, k, device=where, generator=generator)

@@ -270,17 +270,16 @@ class Recorder:
                     layer.weights.add(tensor)
         layer.outputs.add(actual)
 
-        x = call.x.reshape(-1, k)
-        chosen = self._rows_of(m, x.device)
+        chosen = self._rows_of(m, call.x.device)
 
         def picked(tensor: Tensor, columns: int) -> Tensor:
-            flat = tensor.reshape(-1, columns)
+            flat = tensor.reshape(m, columns)
             return flat if chosen is None else flat[chosen]
 
         if m and n:
             residual = call.residual
             product = Product(
-                picked(x, k),
+                picked(call.x, k),
                 call.weight.t(),
                 call.bias,
                 None if residual is None else picked(residual, n),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,7 @@ import torch
 from torch_gemm import html, measure
 from torch_gemm.bench import results, tables
 from torch_gemm.bench.shapes import AGAINST, SUITES
-from torch_gemm.console import CommandError, check_output, first_line, open_console, write_output
+from torch_gemm.console import CommandError, check_outputs, first_line, open_console, write_output
 from torch_gemm.peak import peaks
 
 if TYPE_CHECKING:
@@ -78,25 +80,49 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(shown)
     comparison = None
     if old is not None:
-        comparison = results.compare(old, result)
-        for shown in tables.show_comparison(comparison):
+        with _reading(arguments.compare):
+            comparison = results.compare(old, result)
+            shown_comparison = tables.show_comparison(comparison)
+        for shown in shown_comparison:
             console.print(shown)
         console.print(
             tables.comparison_verdict(comparison),
             style="bold red" if comparison.regressions else "bold",
         )
     outputs = []
-    if arguments.json is not None:
-        outputs.append((arguments.json, measure.result_text(result).encode()))
-    if arguments.plot is not None:
-        outputs.append((arguments.plot, tables.plot(result, arguments.plot.suffix[1:])))
-    if arguments.html is not None:
-        outputs.append((arguments.html, tables.page(result, comparison).encode()))
+    # A result that was measured just now has no file to blame.
+    with _reading(arguments.stored) if arguments.stored else contextlib.nullcontext():
+        if arguments.json is not None:
+            outputs.append((arguments.json, measure.result_text(result).encode()))
+        if arguments.plot is not None:
+            outputs.append((arguments.plot, tables.plot(result, arguments.plot.suffix[1:])))
+        if arguments.html is not None:
+            outputs.append((arguments.html, tables.page(result, comparison).encode()))
     for path, content in outputs:
         write_output(path, content)
         console.print(f"written: {path}", markup=False)
     failed = comparison is not None and comparison.regressions and arguments.fail_on_regression
     return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What a file with something else in it does to the code that reads it becomes a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror}") from error
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        raise CommandError(
+            f"{path} is not a result of the benchmark ({type(error).__name__}: {first_line(error)})"
+        ) from error
 
 
 def load(path: Path) -> results.Result:
@@ -105,7 +131,7 @@ def load(path: Path) -> results.Result:
     Raises:
         CommandError: the file cannot be read, or is nothing that can be shown.
     """
-    try:
+    with _reading(path):
         result = json.loads(path.read_text())
         stamp = result["stamp"]
         if stamp["device"]:
@@ -115,12 +141,6 @@ def load(path: Path) -> results.Result:
         # Whatever these need is there.
         tables.show(result)
         results.entries_of(result)
-    except OSError as error:
-        raise CommandError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        raise CommandError(
-            f"{path} is not a result of the benchmark ({type(error).__name__}: {first_line(error)})"
-        ) from error
     return result
 
 
@@ -136,11 +156,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise CommandError(f"--plot {arguments.plot} must end in .png or .svg")
     if arguments.plot is not None or arguments.html is not None:
         html.require_matplotlib()
-    outputs = [path for path in (arguments.json, arguments.plot, arguments.html) if path]
-    if len({path.resolve() for path in outputs}) < len(outputs):
-        raise CommandError("--json, --plot and --html must be different files")
-    for path in outputs:
-        check_output(path)
+    check_outputs({"--json": arguments.json, "--plot": arguments.plot, "--html": arguments.html})
 
 
 def open_runner() -> measure.Runner:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from torch_gemm import measure, nsight
-from torch_gemm.console import CommandError, check_output, first_line, open_console, write_output
+from torch_gemm.console import CommandError, check_outputs, first_line, open_console, write_output
 from torch_gemm.html import require_matplotlib
 from torch_gemm.ladder.contest import DTYPES, LAYOUTS, measure_ladder, needed_bytes
 from torch_gemm.ladder.picture import draw
@@ -93,8 +93,4 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
         if arguments.plot.suffix not in (".png", ".svg"):
             raise CommandError(f"--plot {arguments.plot} must end in .png or .svg")
         require_matplotlib()
-    outputs = [path for path in (arguments.plot, arguments.json) if path]
-    if len({path.resolve() for path in outputs}) < len(outputs):
-        raise CommandError(f"--plot and --json are the same file, {arguments.plot}")
-    for path in outputs:
-        check_output(path)
+    check_outputs({"--plot": arguments.plot, "--json": arguments.json})

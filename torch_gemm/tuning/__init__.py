@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from torch_gemm.console import CommandError, first_line, open_console
+from torch_gemm.console import CommandError, first_line, load_function, open_console
 from torch_gemm.tuning import tuner
 from torch_gemm.tuning.files import (
     TunedProblem,
@@ -65,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
         CommandError: an option, the function, the file or the GPU is not what it has to be.
     """
     console = None if arguments.json else open_console()
-    function = _function(arguments.target)
+    function = load_function(arguments.target)
     try:
         tuner.check(arguments.path, arguments.time_budget, arguments.rounds, arguments.candidates)
     except (OSError, ValueError, RuntimeError) as error:
@@ -87,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
         )
     except torch.OutOfMemoryError as error:
         raise CommandError(f"The GPU's memory is not enough: {first_line(error)}") from error
-    except Exception as error:  # the user's function and model may raise anything
+    except (Exception, SystemExit) as error:  # the user's function and model may raise anything
         raise CommandError(
             f"{arguments.target} could not be tuned: {type(error).__name__}: {first_line(error)}"
         ) from error
@@ -95,25 +93,6 @@ def run(arguments: argparse.Namespace) -> None:
         print(json.dumps(report.to_dict(), indent=1))
         return
     _show(console, report)
-
-
-def _function(target: str) -> Any:
-    name, _, attribute = target.partition(":")
-    if not name or not attribute:
-        raise CommandError(f"{target!r} is not of the form package.module:function")
-    if "" not in sys.path:  # where the command is run, with an entry point too
-        sys.path.insert(0, "")
-    try:
-        found = importlib.import_module(name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # importing runs the user's code
-        raise CommandError(
-            f"{target} could not be imported: {type(error).__name__}: {first_line(error)}"
-        ) from error
-    if not callable(found):
-        raise CommandError(f"{target} is a {type(found).__name__}, and must be a function")
-    return found
 
 
 def _show(console: Any, report: TuningReport) -> None:
