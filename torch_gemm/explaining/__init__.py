@@ -66,6 +66,9 @@ def run(arguments: argparse.Namespace) -> None:
         )
     except (TypeError, ValueError, RuntimeError) as error:
         raise CommandError(first_line(error)) from error
+    if any(not step.candidates for step in explanation.considered):
+        # The name of a kernel that does not exist: nothing was asked whether it can run.
+        raise CommandError(explanation.error)
     if console is None:
         print(json.dumps(explanation.to_dict(), indent=1))
     else:

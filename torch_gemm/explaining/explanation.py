@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -293,8 +294,8 @@ def explain(
             kernels, is not loaded; one sentence.
     """
     if op is None:
-        given = [name for name in _OF_LINEAR if options.get(name) not in (None, False)]
-        op = "linear" if given else "matmul"
+        given = (options.get(name) for name in _OF_LINEAR)
+        op = "matmul" if all(value is None or value is False for value in given) else "linear"
     if op not in _OPS:
         raise ValueError(f"explain: op is {op!r}, and must be one of {', '.join(_OPS)}")
     if _library.cuda_missing is not None:
@@ -324,15 +325,17 @@ def explain_call(call: Call, card: Card) -> Explanation:
     return _explanation(call, call.result(), card, call.plan(card))
 
 
-def parse_shape(shape: object) -> tuple[int, ...]:
+def parse_shape(shape: Any) -> tuple[int, ...]:
     """(M, N, K) or (B, M, N, K) of "MxNxK", "BxMxNxK" or a tuple of numbers.
 
     Raises:
         ValueError: it is neither.
     """
-    parts: Any = re.split(r"[xX*,]", shape) if isinstance(shape, str) else shape
     try:
-        sizes = tuple(int(part) for part in parts)
+        if isinstance(shape, str):
+            sizes = tuple(int(part) for part in re.split(r"[xX*,]", shape))
+        else:
+            sizes = tuple(operator.index(part) for part in shape)
     except (TypeError, ValueError):
         sizes = ()
     if len(sizes) not in (3, 4) or not all(0 <= size <= _MAX_SIZE for size in sizes):
