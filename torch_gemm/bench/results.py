@@ -90,10 +90,13 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """What has changed beyond the noise: "slower", "faster" or, if nothing, "same"."""
+        """What has changed beyond the noise: "slower", "faster" or, if nothing, "same".
+
+        What is no number counts as slower, lest a broken measurement passes for a good one.
+        """
         if abs(self.change) <= self.noise:
             return "same"
-        return "slower" if self.change < 0 else "faster"
+        return "faster" if self.change > 0 else "slower"
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ constexpr TileConfig config_of(std::string_view name) {
           .block_n = Warp::kSize,
           .block_k = Warp::kSize,
           .threads = 32 * tiny::kWarps,
-          .stages = 2,
+          .stages = 1,
           .shared_memory_bytes = int{sizeof(float)} * tiny::kWarps * Warp::kStagedFloats,
           .ctas_per_sm = Warp::kCtasPerSm,
           .mac_per_cycle = 512.0};
