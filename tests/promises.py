@@ -265,6 +265,10 @@ class Config:
         # Of a gated product in two kernels, the second multiplies by what the first has written.
         return leaves_in_boxes(case) and (self.promise.gates or not EPILOGUES[case.epilogue].gated)
 
+    def second(self, matrix: Tensor) -> Tensor:
+        """A second operand, with K along its columns in memory where the configuration reads no other order."""
+        return matrix if "nn" in self.layouts() else matrix.mT.contiguous().mT
+
     def operand(self, matrix: Tensor) -> Tensor:
         """The same matrix or matrices, with an odd leading stride where the configuration needs it."""
         if not self.promise.packs:

@@ -358,15 +358,15 @@ def test_batch_of_70000(dtype: torch.dtype, randn, count_problems):
     assert_product(tgemm.matmul(a, b), a, b)
     configs = running("fp16" if dtype is HALF else "fp32")
     for config in configs:
-        force, operand = str(config), config.operand(a)
-        assert_product(tgemm.matmul(operand, b, force_kernel=force), a, b, kernel=force)
+        force, operand, other = str(config), config.operand(a), config.second(b)
+        assert_product(tgemm.matmul(operand, other, force_kernel=force), a, b, kernel=force)
     count_problems(70000 * (1 + len(configs)))
 
 
 @pytest.mark.parametrize("config", running("fp16"), ids=str)
 def test_rows_and_columns_past_2_to_the_21(config: Config, randn):
     force = str(config)
-    tall, small = config.operand(randn(2**21 + 77, 16)), randn(16, 8)
+    tall, small = config.operand(randn(2**21 + 77, 16)), config.second(randn(16, 8))
     assert_product(tgemm.matmul(tall, small, force_kernel=force), tall, small, kernel=force)
     few, wide = randn(8, 16), tall.mT
     assert_product(tgemm.matmul(few, wide, force_kernel=force), few, wide, kernel=force)
@@ -399,7 +399,7 @@ def test_operands_past_2_to_the_31(config: Config, huge: Tensor, randn):
     if config.promise.packs:  # the last 4095 columns, at addresses that are not aligned
         huge = huge[:, 1:]
     columns = huge.shape[1]
-    b = randn(columns, 16)
+    b = config.second(randn(columns, 16))
     out = tgemm.matmul(huge, b, force_kernel=force)
     assert_product(out[rows], huge[rows], b, kernel=force)
     # The same as the second operand, and along K.
@@ -408,7 +408,7 @@ def test_operands_past_2_to_the_31(config: Config, huge: Tensor, randn):
     assert_product(out[:, rows], a, huge[rows].mT, kernel=force)
     k = len(huge) // 8 * 8
     ones, few = torch.ones(8, k, device=huge.device, dtype=HALF), huge[:k, :16]
-    products = [(ones, few)]
+    products = [(ones, config.second(few))]
     if "tt" in config.layouts():
         products.append((few.mT, ones.mT))
     for a, b in products:
@@ -419,7 +419,7 @@ def test_operands_past_2_to_the_31(config: Config, huge: Tensor, randn):
 @pytest.mark.parametrize("config", running("fp16"), ids=str)
 def test_outputs_past_2_to_the_31(config: Config, huge: Tensor, randn):
     force = str(config)
-    a, b = huge[:, :16], config.operand(randn(16, 4096))
+    a, b = huge[:, :16], config.second(config.operand(randn(16, 4096)))
     out = torch.full_like(huge, math.nan)
     tgemm.matmul.out(a, b, out=out, force_kernel=force)
     rows = sample(len(huge))
@@ -439,7 +439,7 @@ def test_batch_strides_past_2_to_the_31(config: Config, huge: Tensor, randn):
     force = str(config)
     offset = 1 if config.promise.packs else 0
     a = huge.view(-1).as_strided((3, 70, 64), (2**30, 4096, 1), offset)
-    b = randn(64, 48)
+    b = config.second(randn(64, 48))
     out = tgemm.matmul(a, b.expand(3, 64, 48), force_kernel=force)
     assert_product(out, a, b.expand(3, 64, 48), kernel=force)
 
