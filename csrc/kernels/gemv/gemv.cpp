@@ -38,7 +38,8 @@ const char* rejects(const Problem& problem, const Device& device, const TileConf
   if (problem.a.dtype == DType::kFloat32) return "it multiplies FP16 and BF16 operands";
   if (problem.k > 1 && !problem.a_k_major()) return "it reads a along K";
   if (problem.k > 1 && !problem.b_k_major()) return "it reads b along K";
-  if (problem.k > std::numeric_limits<int32_t>::max() / 2) return "K is too large for its 32-bit offsets";
+  if (problem.k > std::numeric_limits<int32_t>::max() / 2)
+    return "K is too large for its 32-bit offsets";
   return nullptr;
 }
 
