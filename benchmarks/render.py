@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks import speedups
 from torch_gemm._digest import source_digest
-from torch_gemm.bench.results import caption_of, source_of
+from torch_gemm.bench.results import caption_of, geometric_mean, source_of
 from torch_gemm.bench.shapes import Shape, shape_of
 from torch_gemm.console import CommandError
 from torch_gemm.ladder.picture import draw, drawn_digest, result_digest
@@ -163,7 +163,7 @@ def summary(*results: Result | None) -> str:
         counts = " | ".join(str(verdicts.count(v)) for v in ("faster", "level", "slower"))
         lines.append(
             f"| {speedups.SUITES[suite]} | {', '.join(speedups.rivals_of(result['rows']))} "
-            f"| {counts} | {speedups.geometric_mean(gains):.2f} | {min(gains):.2f} | {max(gains):.2f} |"
+            f"| {counts} | {geometric_mean(gains):.2f} | {min(gains):.2f} | {max(gains):.2f} |"
         )
     table = _table(
         "| what | against | faster | level | slower | mean | worst | best |",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
 from typing import Any
 
 from torch_gemm.bench.shapes import AGAINST, Shape, shape_of
@@ -82,11 +81,6 @@ def standings(results: Mapping[str, dict[str, Any]]) -> list[Standing]:
 def verdict(gain: float) -> str:
     """What a speed-up counts as: faster, level or slower."""
     return "level" if abs(gain - 1) <= LEVEL else "faster" if gain > 1 else "slower"
-
-
-def geometric_mean(gains: Sequence[float]) -> float:
-    """The mean of ratios: that of a and 1/a is 1."""
-    return exp(sum(map(log, gains)) / len(gains))
 
 
 def digest_of(results: Mapping[str, dict[str, Any]]) -> str:

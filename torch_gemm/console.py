@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 class CommandError(Exception):
@@ -30,6 +31,24 @@ def open_console() -> Console:
             "The command line prints through the package rich: pip install 'torch_gemm[cli]'"
         ) from error
     return Console(highlight=False)
+
+
+def rich_table(
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], whole: int = 1
+) -> Table:
+    """A table for the terminal; its first columns, as many as `whole`, do not wrap."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for i, text in enumerate(headings):
+        table.add_column(
+            text, justify="left" if i == 0 else "right", no_wrap=i < whole, overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))  # an index in brackets is no markup
+    return table
 
 
 def first_line(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from torch_gemm import html
 from torch_gemm.auditing.gemm import GemmAudit, Way
 from torch_gemm.auditing.layers import LayerAudit
 from torch_gemm.auditing.measures import Census, Errors
+from torch_gemm.console import rich_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -134,7 +135,7 @@ def audit_text(audit: Audit) -> str:
 def audit_table(audit: Audit) -> Table:
     """The audit for the terminal."""
     rows = [cells_of(layer, values=False) for layer in audit.layers]
-    return rich_table(f"{audit.model} on {audit.where}", HEADINGS, rows)
+    return rich_table(f"{audit.model} on {audit.where}", HEADINGS, rows, whole=2)
 
 
 def gemm_cells(way: Way) -> tuple[str, ...]:
@@ -170,7 +171,8 @@ def gemm_text(audit: GemmAudit) -> str:
 
 def gemm_table(audit: GemmAudit) -> Table:
     """The audit of a product for the terminal."""
-    return rich_table(gemm_title(audit), GEMM_HEADINGS, [gemm_cells(way) for way in audit.ways])
+    rows = [gemm_cells(way) for way in audit.ways]
+    return rich_table(gemm_title(audit), GEMM_HEADINGS, rows, whole=2)
 
 
 def columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -181,22 +183,6 @@ def columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
-
-
-def rich_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table for the terminal."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for i, text in enumerate(headings):
-        table.add_column(
-            text, justify="left" if i == 0 else "right", no_wrap=i < 2, overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # an index in brackets is no markup
-    return table
 
 
 def audit_page(audit: Audit) -> str:

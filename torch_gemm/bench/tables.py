@@ -17,13 +17,13 @@ from torch_gemm.bench.results import (
     source_of,
 )
 from torch_gemm.bench.shapes import AGAINST, shape_of
+from torch_gemm.console import rich_table
 from torch_gemm.peak import peaks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.console import RenderableType
-    from rich.table import Table
 
 TGEMM, TORCH, OTHER = "#4878a8", "#76b900", "#b08a4f"
 COLOURS = {"torch": TORCH, "tgemm": TGEMM}
@@ -186,21 +186,6 @@ def show_comparison(comparison: Comparison) -> list[RenderableType]:
     table = rich_table(title, COMPARISON_HEADINGS, comparison_cells(comparison))
     notes = [*comparison.notes, *(f"in one result alone: {name}" for name in comparison.missing)]
     return [table, *map(Text, notes)]
-
-
-def rich_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table for the terminal."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for i, text in enumerate(headings):
-        left = i == 0
-        table.add_column(text, justify="left" if left else "right", no_wrap=left, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
 
 
 # --- Plots
