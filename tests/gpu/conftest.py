@@ -67,8 +67,14 @@ _RUN: pytest.StashKey[Run] = pytest.StashKey()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # The longest first, lest all other processes wait for them at the end.
-    items.sort(key=lambda item: item.path.name != "test_sanitizer.py")
+    # The longest tests go one each to the shares into which pytest-xdist first cuts the list, lest
+    # all other processes wait at the end for one that has several of them.
+    long = [item for item in items if item.path.name == "test_sanitizer.py"]
+    rest = [item for item in items if item.path.name != "test_sanitizer.py"]
+    step = len(rest) // max(len(long), 1)
+    for i, item in enumerate(long):
+        rest.insert(i * (step + 1), item)
+    items[:] = rest
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SUBSET = Path(__file__).with_name("sanitizer_subset.py")
 # The tool's exit status when it found something.
 FOUND = 99
+# The problems are shared among this many tests, which can run side by side.
+SHARES = 4
 
 
 def find_tool() -> str | None:
@@ -22,8 +24,9 @@ def find_tool() -> str | None:
     return shutil.which("compute-sanitizer") or (str(toolkit) if toolkit.is_file() else None)
 
 
+@pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
-def test_sanitizer(tool: str):
+def test_sanitizer(tool: str, share: int):
     sanitizer = find_tool()
     if sanitizer is None:
         pytest.skip(
@@ -43,9 +46,16 @@ def test_sanitizer(tool: str):
         *("--report-api-errors", "no"),
         *("--launch-timeout", "120"),
         sys.executable,
-        str(SUBSET),
+        *(str(SUBSET), str(share), str(SHARES)),
     ]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    try:
+        result = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=200
+        )
+    except subprocess.TimeoutExpired as late:
+        pytest.fail(
+            f"no end after {late.timeout} s; the last lines: {(late.stdout or b'')[-1000:]!r}"
+        )
     report = result.stdout + result.stderr
     if "Device not supported" in report:
         pytest.skip("compute-sanitizer does not support this machine: nothing was looked for")
