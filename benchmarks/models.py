@@ -19,7 +19,6 @@ import torch
 from torch_gemm.bench.models import (
     CASES,
     CELL_SECONDS,
-    DTYPES,
     MODEL_SECONDS,
     How,
     print_row,
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--models", required=True, metavar="NAME,...", help='or "all"')
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--dtype", choices=("fp16", "bf16"), default="bf16")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the program")

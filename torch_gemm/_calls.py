@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_gemm import _library
 from torch_gemm.cards import Card
+from torch_gemm.notation import plain
 
 
 @dataclass(frozen=True)
@@ -152,8 +153,8 @@ class Call:
         shapes = []
         for name, operand in self.operands:
             shapes.append(f"{name} {'x'.join(map(str, operand.sizes)) or 'scalar'}")
-        options = [f"{name}={_short(value)}" for name, value in self.options]
-        dtype = _short(self.operands[0][1].dtype)
+        options = [f"{name}={plain(value)}" for name, value in self.options]
+        dtype = plain(self.operands[0][1].dtype)
         return f"{self.op}({', '.join(shapes + options)}) {dtype}"
 
 
@@ -165,7 +166,3 @@ def overload(op: str) -> Any:
 
 # The ops that take tensors, and what they are called in `Call.op`.
 OPS = {overload(op): op for op in _library.TENSOR_OPS}
-
-
-def _short(value: object) -> str:
-    return str(value).removeprefix("torch.")

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 
 from torch_gemm import _outputs, fusion, nn
 from torch_gemm._outputs import Verification
+from torch_gemm.notation import plain
 
 Filter = Callable[[str, torch.nn.Module], bool]
 
@@ -369,9 +370,9 @@ def _reason_against(module: torch.nn.Module, name: str) -> str | None:
     if parameter.is_quantized:
         return f"its {name} is quantised"
     if parameter.layout is not torch.strided:
-        return f"its {name} has the layout {_short(parameter.layout)}"
+        return f"its {name} has the layout {plain(parameter.layout)}"
     if parameter.dtype not in _WEIGHT_DTYPES:
-        return f"its {name} is {_short(parameter.dtype)}"
+        return f"its {name} is {plain(parameter.dtype)}"
     return None
 
 
@@ -388,7 +389,3 @@ def _is_dtensor(parameter: Tensor) -> bool:
     # torch.distributed is not imported for it: if it was not, there is none.
     tensor = sys.modules.get("torch.distributed.tensor")
     return tensor is not None and isinstance(parameter, tensor.DTensor)
-
-
-def _short(value: object) -> str:
-    return str(value).removeprefix("torch.")

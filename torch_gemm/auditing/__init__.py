@@ -23,9 +23,8 @@ from torch_gemm.console import (
     open_console,
     write_output,
 )
+from torch_gemm.notation import DTYPES
 from torch_gemm.replacement import Skipped
-
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -224,9 +223,9 @@ def _audit_target(arguments: argparse.Namespace) -> Audit | GemmAudit:
         if getattr(arguments, option) is not None:
             raise CommandError(f"--{option} is for models, and {target} names none")
     try:
-        shape = gemm.parse_shape(target)
+        shape = gemm.sizes_of(target)
     except ValueError as error:
-        if "not a shape" not in str(error):
+        if "is no shape" not in str(error):
             raise
         raise CommandError(
             f"{target!r} is neither MODULE:FUNCTION nor sizes like 2048x4096x1024 nor a model of the "

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_gemm import measure, numerics, ops
+from torch_gemm import measure, notation, numerics, ops
 from torch_gemm.auditing.measures import Census, Errors, Product, compare
-from torch_gemm.bench import shapes
 from torch_gemm.console import first_line
 
 ROUNDS = 5
@@ -60,7 +59,7 @@ class GemmAudit:
             "kind": "audit_gemm",
             "stamp": self.stamp,
             "shape": list(self.shape),
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": notation.plain(self.dtype),
             "device": self.device,
             "ok": self.ok,
             "inputs": vars(self.inputs),
@@ -73,25 +72,22 @@ class GemmAudit:
         return gemm_text(self)
 
 
-def parse_shape(text: str) -> tuple[int, int, int]:
-    """M, N and K of a text like "2048x4096x1024".
+def sizes_of(shape: Any) -> tuple[int, int, int]:
+    """M, N and K of "2048x4096x1024" or of those numbers.
 
     Raises:
-        ValueError: the text is of another form, or a size is 0 or too large.
+        ValueError: it is of another form, a batch, or has a size that no product has.
     """
-    shape = shapes.parse_shape(text, "fp32")
-    if shape.batch > 1:
-        raise ValueError(f"{text!r} is a batch, and audit_gemm audits one product")
-    sizes = (shape.m, shape.n, shape.k)
-    if max(sizes) >= 2**63:
-        raise ValueError(f"{text!r} has a size that torch cannot count")
-    return sizes
+    *batch, m, n, k = notation.sizes_of(shape)
+    if batch and batch != [1]:
+        raise ValueError(f"{shape!r} is a batch, and audit_gemm audits one product")
+    return m, n, k
 
 
 def operands_of(a: Any, b: Any, device: str | None) -> tuple[Tensor, Tensor]:
     """The operands of `audit_gemm` from its arguments."""
     if b is None:
-        m, n, k = parse_shape(a if isinstance(a, str) else "x".join(map(str, a)))
+        m, n, k = sizes_of(a)
         where = device or ("cuda" if torch.cuda.is_available() else "cpu")
         generator = torch.Generator(where).manual_seed(0)
         first = torch.randn(m, k, device=where, generator=generator)

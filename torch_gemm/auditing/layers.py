@@ -15,6 +15,7 @@ from torch.utils import _python_dispatch
 from torch_gemm import _outputs, fusion, nn, numerics, ops, replacement
 from torch_gemm.auditing.measures import Census, Errors, Product, compare
 from torch_gemm.console import first_line
+from torch_gemm.notation import plain
 
 
 @dataclass
@@ -52,7 +53,7 @@ class LayerAudit:
             "what": self.what,
             "calls": self.calls,
             "shapes": [list(shape) for shape in self.shapes],
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": plain(self.dtype),
             "precision": self.precision,
             "kernels": self.kernels,
             "c": self.c,

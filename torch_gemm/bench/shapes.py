@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
 from typing import Any
+
+from torch_gemm import notation
 
 DTYPES = ("fp16", "bf16", "fp32", "tf32", "3xtf32")
 EPILOGUES = ("", "bias", "gelu", "silu", "residual", "swiglu")
@@ -205,15 +206,10 @@ def shape_of(row: dict[str, Any]) -> Shape:
 
 
 def parse_shape(text: str, dtype: str) -> Shape:
-    """The shape that a text like "4096x6144x4096" (MxNxK) or "32x(128x128x64)" (32 of them) names.
+    """The shape that a text like "4096x6144x4096" (MxNxK) or "32x128x128x64" (32 of them) names.
 
     Raises:
         ValueError: if the text is of another form or a size is not positive.
     """
-    found = re.fullmatch(r"(?:(\d+)x\()?(\d+)x(\d+)x(\d+)(?(1)\))", text, re.ASCII)
-    if found is None:
-        raise ValueError(f"{text!r} is not a shape like 4096x6144x4096 (MxNxK)")
-    batch, m, n, k = (int(size or 1) for size in found.groups())
-    if min(batch, m, n, k) < 1:
-        raise ValueError(f"{text!r} has a size below 1")
-    return Shape(m, n, k, dtype, batch=batch)
+    *batch, m, n, k = notation.sizes_of(text)
+    return Shape(m, n, k, dtype, batch=batch[0] if batch else 1)

@@ -22,14 +22,9 @@ from torch_gemm.measure import (
     tf32_allowed,
     time_in_turn,
 )
+from torch_gemm.notation import DTYPES
 
-STORAGE = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "3xtf32": torch.float32,
-}
+STORAGE = DTYPES | {"tf32": torch.float32, "3xtf32": torch.float32}
 PRECISIONS = {"fp32": "ieee", "tf32": "tf32", "3xtf32": "3xtf32"}
 
 # x (M, K), weight (N, K), and bias (N,) or residual (M, N) if there is one; of a batch, x (batch, M, K) and
@@ -133,7 +128,7 @@ def parse_against(text: str) -> list[str]:
     return against
 
 
-def rivals_of(
+def rival_contenders(
     shape: Shape,
     against: Sequence[str],
     inputs: Sequence[Inputs],
@@ -199,7 +194,7 @@ def measure(shape: Shape, against: Sequence[str], runner: Runner, rounds: int) -
     with tf32_allowed(shape.dtype == "tf32"):
         contenders = contenders_of(shape, shape.force)
         replays, differences, refused = {}, {}, {}
-        contenders |= rivals_of(shape, against, inputs, runner, refused)
+        contenders |= rival_contenders(shape, against, inputs, runner, refused)
         expected = contenders["torch"](*inputs[0])
         for name, contender in contenders.items():
             try:
