@@ -370,6 +370,15 @@ def test_files_that_are_no_result(files, capsys, content):
 
 
 @pytest.mark.parametrize(
+    ("content", "reason"),
+    [("[1]", "it is a list"), ("{}", "it has no 'stamp'"), ("x", "it is no JSON")],
+)
+def test_why_a_file_is_no_result(files, capsys, content, reason):
+    sentence = fails(capsys, "--from", files("bad.json", content))
+    assert f"bad.json is not a result of the benchmark: {reason}" in sentence
+
+
+@pytest.mark.parametrize(
     "spoil",
     [
         lambda bad: bad["rows"][0].update(m=10**400),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import torch
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# A size beyond this is no tensor's.
+# A size beyond this is no tensor's, nor is one of more elements: torch counts bytes in 64 bits, 16 of complex128.
 MAX_SIZE = 2**40
+MAX_ELEMENTS = 2**59
 
 
 def sizes_of(shape: Any, least: int = 1) -> tuple[int, ...]:
@@ -22,13 +24,15 @@ def sizes_of(shape: Any, least: int = 1) -> tuple[int, ...]:
         least: the smallest size that will do.
 
     Raises:
-        ValueError: it is nothing of that, or a size is below `least` or above MAX_SIZE.
+        ValueError: it is nothing of that, or a size is below `least` or above MAX_SIZE, or a matrix larger
+            than torch can count.
     """
     sizes: tuple[int, ...] = ()
     if isinstance(shape, str):
         separator = r"\s*[xX*,]\s*"
-        tail = separator.join([r"(\d+)"] * 3)
-        pattern = rf"\s*(?:(\d+){separator}(\()?)?{tail}(?(2)\))\s*"
+        size = r"(\d{1,30})"
+        tail = separator.join([size] * 3)
+        pattern = rf"\s*(?:{size}{separator}(\()?)?{tail}(?(2)\))\s*"
         if found := re.fullmatch(pattern, shape, re.ASCII):
             sizes = tuple(int(size) for size in found.group(1, 3, 4, 5) if size is not None)
     else:
@@ -44,6 +48,9 @@ def sizes_of(shape: Any, least: int = 1) -> tuple[int, ...]:
         raise ValueError(f"{shape!r} has a size below {least}")
     if max(sizes) > MAX_SIZE:
         raise ValueError(f"{shape!r} has a size above 2^{MAX_SIZE.bit_length() - 1}")
+    *batch, m, n, k = sizes
+    if math.prod(batch) * max(m * n, m * k, n * k) > MAX_ELEMENTS:
+        raise ValueError(f"{shape!r} has a matrix of more bytes than torch can count")
     return sizes
 
 

@@ -117,6 +117,7 @@ def replace(
 
     Raises:
         TypeError: if `model` is not a module or is itself a linear layer.
+        ValueError: if it contains itself.
         Whatever `filter` or the model raises, after the model has been put back as it was.
     """
     if not isinstance(model, torch.nn.Module):
@@ -200,6 +201,7 @@ def restore(model: torch.nn.Module) -> tuple[str, ...]:
 
     Raises:
         TypeError: if `model` is not a module.
+        ValueError: if it contains itself.
         RuntimeError: if a layer that `replace` made was sharded since; nothing is changed.
     """
     if not isinstance(model, torch.nn.Module):
@@ -299,7 +301,12 @@ class _Slot(NamedTuple):
 
 def _slots(model: torch.nn.Module) -> Iterator[_Slot]:
     seen = set()
-    modules = dict(model.named_modules(remove_duplicate=False))
+    try:
+        modules = dict(model.named_modules(remove_duplicate=False))
+    except RecursionError:
+        raise ValueError(
+            f"the {type(model).__name__} contains itself, or modules within modules without end"
+        ) from None
     for name, module in modules.items():
         prefix, _, key = name.rpartition(".")
         parent = modules[prefix]

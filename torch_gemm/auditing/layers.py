@@ -228,8 +228,13 @@ class Recorder:
     def _hook(self, target: Target, layer: LayerAudit) -> Callable[..., None]:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             call = target.read(module, args, kwargs)
-            if call is None:
+            if call is None or not isinstance(call.x, Tensor):  # the module will say so itself
                 return
+            if call.x.is_meta or call.weight.is_meta:
+                raise AuditError(
+                    f"{'the input' if call.x.is_meta else 'the weight'} of layer {layer.name} is on the meta "
+                    "device, and there are no numbers to audit"
+                )
             try:
                 self._audit(layer, call)
             except torch.OutOfMemoryError as error:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -376,14 +377,46 @@ def _arguments(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> d
             )
         arguments[name] = value
     for argument in schema:
-        required = isinstance(argument.type, torch.TensorType)
-        value = arguments.get(argument.name)
-        if required and not isinstance(value, Tensor):
-            raise TypeError(
-                f"explain: {argument.name} of {op} must be a Tensor, and is "
-                + ("missing" if value is None else f"a {type(value).__name__}")
-            )
+        _check_argument(op, argument, arguments.get(argument.name, argument.default_value))
     return arguments
+
+
+# By the type in the schema: what a value has to be, and how a sentence calls it. Of the only integer of these
+# schemas, out_dtype, Python sees a dtype.
+_ARGUMENT_TYPES = {
+    "Tensor": (Tensor, "a Tensor"),
+    "str": (str, "a str"),
+    "bool": (bool, "a bool"),
+    "float": (Real, "a number"),
+    "int": (torch.dtype, "a torch.dtype"),
+}
+
+
+def _check_argument(op: str, argument: Any, value: Any) -> None:
+    """Refuses in a sentence what the op would refuse in six lines, or without a word of which operand it is."""
+    kind = str(argument.type).removeprefix("Optional[").removesuffix("]")
+    if value is None and kind != str(argument.type):
+        return
+    expected, words = _ARGUMENT_TYPES[kind]
+    if not isinstance(value, expected):
+        found = "missing" if value is None else f"a {type(value).__name__}"
+        raise TypeError(f"explain: {argument.name} of {op} must be {words}, and is {found}")
+    if not isinstance(value, Tensor):
+        return
+    if value.is_nested:
+        raise RuntimeError(
+            f"tgemm.{op}: nested tensors are not supported; use padded or packed ones"
+        )
+    if value.layout is not torch.strided:
+        raise RuntimeError(
+            f"tgemm.{op}: {argument.name} has layout {notation.plain(value.layout)}; only strided tensors "
+            "are supported"
+        )
+    if value.is_quantized:
+        raise RuntimeError(
+            f"tgemm.{op}: {argument.name} has dtype {notation.plain(value.dtype)}, which is not supported; "
+            "use float16, bfloat16 or float32"
+        )
 
 
 def _card_for(gpu: str | Card | None, tensors: Mapping[str, Tensor]) -> tuple[Card, bool]:
