@@ -24,7 +24,7 @@ from torch_gemm.bench.models import (
     print_row,
     run_models,
 )
-from torch_gemm.console import CommandError, open_console
+from torch_gemm.console import CommandError, open_console, prepare_output, write_output
 from torch_gemm.measure import ROUNDS, result_text
 
 RESULTS = Path(__file__).with_name("results")
@@ -52,16 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"there is no model {name!r}; the models are {', '.join(CASES)}")
     if parsed.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no GPU (--device cpu --tiny tries the program without one)")
+    path = parsed.output or RESULTS / f"models_{parsed.dtype}.json"
     try:
         console = open_console()
+        prepare_output(path)
     except CommandError as error:
         parser.error(str(error))
-    path = parsed.output or RESULTS / f"models_{parsed.dtype}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
 
     def show(result: dict[str, Any]) -> None:
         print_row(console, result["rows"][-1])
-        path.write_text(result_text(result))  # after each, so that an interruption costs one
+        write_output(
+            path, result_text(result).encode()
+        )  # after each, so that an interruption costs one
 
     options = ("dtype", "device", "rounds", "tiny", "model_seconds", "cell_seconds")
     run_models(names, How(**{name: getattr(parsed, name) for name in options}), show)

@@ -162,6 +162,21 @@ def test_sweep_lists_every_configuration(monkeypatch):
         command.forced_configurations("warp", (1,))
 
 
+def test_what_cannot_be_written_is_not_measured(tiny_suite, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "run_suite", None)
+    (tmp_path / "file").touch()
+    arguments = ["--suite", "foundation", "--device", "cpu"]
+    for more, sentence in (
+        (["--output", str(tmp_path / "file" / "r.json")], "cannot be written: "),
+        (["--output", str(tmp_path)], "is not a regular file"),
+        (["--rounds", "0"], "--rounds is 0, and must be at least 1"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            command.main([*arguments, *more])
+        assert caught.value.code == 2
+        assert sentence in capsys.readouterr().err
+
+
 def test_no_gpu_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as ended:
