@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import torch_gemm
-from torch_gemm.console import CommandError, open_console
+from torch_gemm.console import CommandError, open_console, prepare_output, write_output
 from torch_gemm.measure import CpuRunner, CudaRunner, Runner, result_text, stamp
 
 RESULTS = Path(__file__).with_name("results")
@@ -209,6 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runner = CudaRunner() if parsed.device == "cuda" else CpuRunner()
     try:
         console = open_console()
+        prepare_output(parsed.output)
     except CommandError as error:
         parser.error(str(error))
     rows = measure(runner, parsed.calls)
@@ -220,8 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "calls": parsed.calls,
         "rows": rows,
     }
-    parsed.output.parent.mkdir(parents=True, exist_ok=True)
-    parsed.output.write_text(result_text(result))
+    write_output(parsed.output, result_text(result).encode())
     console.print(f"written: {parsed.output}")
     return 0
 

@@ -19,13 +19,12 @@ import torch
 from torch_gemm.bench.models import (
     CASES,
     CELL_SECONDS,
-    DTYPES,
     MODEL_SECONDS,
     How,
     print_row,
     run_models,
 )
-from torch_gemm.console import CommandError, open_console
+from torch_gemm.console import CommandError, open_console, prepare_output, write_output
 from torch_gemm.measure import ROUNDS, result_text
 
 RESULTS = Path(__file__).with_name("results")
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--models", required=True, metavar="NAME,...", help='or "all"')
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--dtype", choices=("fp16", "bf16"), default="bf16")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the program")
@@ -53,16 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"there is no model {name!r}; the models are {', '.join(CASES)}")
     if parsed.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no GPU (--device cpu --tiny tries the program without one)")
+    path = parsed.output or RESULTS / f"models_{parsed.dtype}.json"
     try:
         console = open_console()
+        prepare_output(path)
     except CommandError as error:
         parser.error(str(error))
-    path = parsed.output or RESULTS / f"models_{parsed.dtype}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
 
     def show(result: dict[str, Any]) -> None:
         print_row(console, result["rows"][-1])
-        path.write_text(result_text(result))  # after each, so that an interruption costs one
+        write_output(
+            path, result_text(result).encode()
+        )  # after each, so that an interruption costs one
 
     options = ("dtype", "device", "rounds", "tiny", "model_seconds", "cell_seconds")
     run_models(names, How(**{name: getattr(parsed, name) for name in options}), show)

@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks import speedups
 from torch_gemm._digest import source_digest
-from torch_gemm.bench.results import caption_of, geometric_mean, source_of
-from torch_gemm.bench.shapes import Shape, shape_of
+from torch_gemm.bench.results import caption_of, geometric_mean, rivals_of, source_of
+from torch_gemm.bench.shapes import AGAINST, Shape, shape_of
 from torch_gemm.console import CommandError
 from torch_gemm.ladder.picture import draw, drawn_digest, result_digest
 from torch_gemm.ladder.rungs import RUNGS
@@ -112,7 +112,7 @@ def table_of(rows: Sequence[dict[str, Any]], bandwidth: bool = False) -> str:
         for name in ("layout", "epilogue", "placement")
         if any(getattr(shape, name) != getattr(plain, name) for shape in shapes)
     ]
-    others = speedups.rivals_of(rows)
+    others = rivals_of(rows)
     gain = speedups.gain_key(others)
 
     def cell(row: dict[str, Any], shape: Shape, name: str) -> str:
@@ -162,7 +162,7 @@ def summary(*results: Result | None) -> str:
         verdicts = [speedups.verdict(gain) for gain in gains]
         counts = " | ".join(str(verdicts.count(v)) for v in ("faster", "level", "slower"))
         lines.append(
-            f"| {speedups.SUITES[suite]} | {', '.join(speedups.rivals_of(result['rows']))} "
+            f"| {speedups.SUITES[suite]} | {', '.join(rivals_of(result['rows']))} "
             f"| {counts} | {geometric_mean(gains):.2f} | {min(gains):.2f} | {max(gains):.2f} |"
         )
     table = _table(
@@ -172,8 +172,15 @@ def summary(*results: Result | None) -> str:
     )
     return (
         f"{table}\nShapes, and speed-ups over the best rival of each: geometric mean, smallest, largest. "
-        f"Level: within {speedups.LEVEL:.0%}. {cards_of(found)}\n"
+        f"Level: within {speedups.LEVEL:.0%}. {cards_of(found)}{_unmeasured(found)}\n"
     )
+
+
+def _unmeasured(found: Mapping[str, Result]) -> str:
+    """Which rivals that the benchmark knows none of the results has."""
+    rows = [row for result in found.values() for row in result["rows"]]
+    names = [name for name in AGAINST.values() if name not in rivals_of(rows)]
+    return f" Not measured against: {'; '.join(names)}." if names else ""
 
 
 def losses(*results: Result | None) -> str:

@@ -22,6 +22,7 @@ import torch
 import torch_gemm
 from torch_gemm.bench.shapes import AGAINST, DTYPES, SUITES, Shape, parse_shape
 from torch_gemm.bench.side_by_side import parse_against, run_suite
+from torch_gemm.console import CommandError, prepare_output, write_output
 from torch_gemm.measure import ROUNDS, CpuRunner, CudaRunner, result_text
 
 RESULTS = Path(__file__).with_name("results")
@@ -79,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/NAME.json")
     parsed = parser.parse_args(arguments)
+    if parsed.rounds < 1:
+        parser.error(f"--rounds is {parsed.rounds}, and must be at least 1")
     if parsed.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no GPU (--device cpu tries the program without one)")
     runner = CudaRunner() if parsed.device == "cuda" else CpuRunner()
@@ -106,13 +109,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
                 for shape in shapes
             ]
-    except ValueError as error:
+        path = parsed.output or RESULTS / f"{name}.json"
+        prepare_output(path)
+    except (ValueError, CommandError) as error:
         parser.error(str(error))
     with torch.inference_mode():
         result = run_suite(name, shapes, against, runner, parsed.rounds)
-    path = parsed.output or RESULTS / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(result_text(result))
+    write_output(path, result_text(result).encode())
     print(f"written: {path}")
     return 0
 

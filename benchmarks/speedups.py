@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_gemm.bench.shapes import AGAINST, Shape, shape_of
+from torch_gemm.bench.results import rivals_of
+from torch_gemm.bench.shapes import Shape, shape_of
 from torch_gemm.ladder.picture import require_matplotlib, result_digest, to_bytes
 
 # A result's name, and what it measures.
@@ -25,12 +26,6 @@ SUITES = {
 # Closer than this is level: about twice what torch differs by from itself.
 LEVEL = 0.03
 GAIN, EVEN, LOSS = "#4878a8", "#b0b0b0", "#d1622b"
-
-
-def rivals_of(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """torch, and what else the shapes of one suite were measured against."""
-    known = ("torch", *AGAINST.values())
-    return [name for name in known if any(name in row["contenders"] for row in rows)]
 
 
 def gain_key(rivals: Sequence[str]) -> str:

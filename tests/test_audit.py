@@ -515,18 +515,45 @@ def test_audit_gemm_lists_what_is_refused(monkeypatch):
         (torch.ones(0, 3), torch.ones(3, 5), "an empty size"),
         (torch.ones(2, 3), 3, "b must be a Tensor"),
         (torch.ones(2, 3), None, "audit_gemm expects two matrices, or sizes"),
-        ("2x3", None, "is not a shape like"),
+        ("2x3", None, "is no shape"),
         ("2x0x3", None, "has a size below 1"),
         ("2x(3x4x5)", None, "is a batch, and audit_gemm audits one product"),
         ((0, 3, 4), None, "has a size below 1"),
-        ((-2, 3, 4), None, "is not a shape like"),
-        ((2.5, 3, 4), None, "is not a shape like"),
-        ((10**30, 3, 4), None, "has a size that torch cannot count"),
+        ((-2, 3, 4), None, "is no shape"),
+        ((2.5, 3, 4), None, "is no shape"),
+        ("1x4294967296x4294967296", None, "more bytes than torch can count"),
+        (torch.eye(3).to_sparse(), torch.eye(3), "a is sparse_coo, and must be a strided tensor"),
+        (torch.eye(3), torch.eye(3, device="meta"), "b is on meta, and must be a strided tensor"),
+        (
+            torch.nested.nested_tensor([torch.eye(3)]),
+            torch.eye(3),
+            "a is nested, and must be a strided tensor",
+        ),
+        ((10**30, 3, 4), None, r"has a size above 2\^40"),
     ],
 )
 def test_audit_gemm_misuse(a, b, sentence):
     with pytest.raises((TypeError, ValueError), match=sentence):
         torch_gemm.audit_gemm(a, b, device="cpu")
+
+
+@pytest.mark.parametrize("device", ["tpu", "meta", (1, 2)])
+def test_audit_gemm_draws_on_a_device_that_multiplies(device):
+    with pytest.raises(ValueError, match="and must be cpu or cuda"):
+        torch_gemm.audit_gemm("3x4x5", device=device)
+
+
+def test_without_numbers():
+    layer = torch.nn.Linear(4, 4)
+    with pytest.raises(AuditError, match="the input of layer model is on the meta device"):
+        torch_gemm.audit(layer, torch.ones(2, 4, device="meta"))
+    with pytest.raises(AuditError, match="the weight of layer model is on the meta device"):
+        torch_gemm.audit(layer.to("meta"), torch.ones(2, 4))
+
+
+def test_an_input_that_is_no_tensor_is_the_models_to_refuse():
+    with pytest.raises(AuditError, match="the model raised TypeError: linear"):
+        torch_gemm.audit(torch.nn.Linear(4, 4), 3)
 
 
 # --- The command
@@ -597,8 +624,12 @@ def test_command_with_sizes(tmp_path, capsys):
         (["models_of_mine:build", "--dtype", "fp16"], "--dtype is for the function"),
         (["12x13"], "'12x13' is neither MODULE:FUNCTION nor sizes"),
         (["12x13x14", "--rows", "3"], "--rows is for models"),
-        (["99999999999x9999999999x2", "--device", "cpu"], "audit_gemm failed"),
-        (["999999999999999999999999x2x2", "--device", "cpu"], "has a size that torch cannot count"),
+        (["9999999999x9999999999x2", "--device", "cpu"], "more bytes than torch can count"),
+        (
+            ["9999999999x1x200", "--device", "cpu"],
+            "ran out of memory: it needs a matrix of 7450.6 GiB",
+        ),
+        (["999999999999999999999999x2x2", "--device", "cpu"], "has a size above 2^40"),
         (["12x13x14", "--json", "/no/such/folder/a.json"], "cannot be written"),
         (["12x13x14", "--json", "a.x", "--html", "./a.x"], "--json and --html are the same file"),
     ],

@@ -15,7 +15,7 @@ import torch
 from torch_gemm import bench, measure
 from torch_gemm.__main__ import main
 from torch_gemm.bench import results, tables
-from torch_gemm.bench.shapes import SUITES, Shape
+from torch_gemm.bench.shapes import COMPILED, LT, SUITES, Shape
 from torch_gemm.bench.side_by_side import parse_against
 
 STORED = Path(__file__).parent.parent / "benchmarks" / "results"
@@ -287,6 +287,25 @@ def test_a_figure_is_the_same_twice():
     assert tables.plot(shown, "svg") == tables.plot(shown, "svg")
 
 
+@pytest.mark.parametrize("suite", ["llm", "vision", "decode", "odd", "batch", "epilogue", "fp32"])
+def test_every_suite_has_a_page_and_plots(suite, files, tmp_path, capsys):
+    rows = [row(shape, 10.0, 9.0 + i % 3, 10.1) for i, shape in enumerate(SUITES[suite])]
+    for one in rows:
+        for rival, us in ((LT, 9.5), (COMPILED, 11.0)):
+            one["contenders"][rival] = {"us": us, "tflops": 1.0, "rounds_us": [us] * 5}
+    path = files("r.json", result(*rows, name=suite))
+    page, plot = tmp_path / "r.html", tmp_path / "r.svg"
+    arguments = ["--compare", path, "--html", str(page), "--plot", str(plot)]
+    assert main(["bench", "--from", path, *arguments]) == 0
+    assert "No regression in" in capsys.readouterr().out
+    text = page.read_text()
+    assert text.count("<svg") == 1
+    assert f"<th>{COMPILED}, us" in text
+    for shape in SUITES[suite]:
+        assert f"<td>{shape}</td>" in text
+    assert "</svg>" in plot.read_text()
+
+
 def test_rivals_have_columns():
     one = row(A, 10, 10, 10)
     one["contenders"]["cublasLt, best of 8"] = {"us": 9.0, "tflops": 1.0, "rounds_us": [9.0]}
@@ -367,6 +386,15 @@ def test_files_that_are_no_result(files, capsys, content):
     assert "is not a result of the benchmark" in fails(capsys, "--from", path)
     good = files("good.json", result(row(A, 10, 10, 10)))
     assert "is not a result of the benchmark" in fails(capsys, "--from", good, "--compare", path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("[1]", "it is a list"), ("{}", "it has no 'stamp'"), ("x", "it is no JSON")],
+)
+def test_why_a_file_is_no_result(files, capsys, content, reason):
+    sentence = fails(capsys, "--from", files("bad.json", content))
+    assert f"bad.json is not a result of the benchmark: {reason}" in sentence
 
 
 @pytest.mark.parametrize(

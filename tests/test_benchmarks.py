@@ -162,6 +162,21 @@ def test_sweep_lists_every_configuration(monkeypatch):
         command.forced_configurations("warp", (1,))
 
 
+def test_what_cannot_be_written_is_not_measured(tiny_suite, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "run_suite", None)
+    (tmp_path / "file").touch()
+    arguments = ["--suite", "foundation", "--device", "cpu"]
+    for more, sentence in (
+        (["--output", str(tmp_path / "file" / "r.json")], "cannot be written: "),
+        (["--output", str(tmp_path)], "is not a regular file"),
+        (["--rounds", "0"], "--rounds is 0, and must be at least 1"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            command.main([*arguments, *more])
+        assert caught.value.code == 2
+        assert sentence in capsys.readouterr().err
+
+
 def test_no_gpu_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as ended:
@@ -258,7 +273,13 @@ def test_gains_and_losses_of_all_suites(tmp_path):
     )
     assert "| fused epilogues | torch | 0 | 1 | 1 | 0.89 | 0.80 | 1.00 |" in text
     assert "decoding" not in text
+    assert text.endswith(f"GPU, driver 1, torch 2, 3. Not measured against: {shapes.COMPILED}.\n")
+    rivals = {"torch": 4.0, shapes.LT: 2.0, shapes.COMPILED: 1.0}
+    stored(tmp_path, "large_k", [{"us": 2}], **rivals)
+    text = render.block_of("summary", tmp_path)
+    assert f"| torch, {shapes.LT}, {shapes.COMPILED} | 0 | 0 | 1 | 0.50 |" in text
     assert text.endswith("GPU, driver 1, torch 2, 3.\n")
+    (tmp_path / "large_k.json").unlink()
     lines = [line for line in render.block_of("losses", tmp_path).splitlines() if "0." in line]
     assert [line.rsplit("|", 2)[1].strip() for line in lines] == ["0.25", "0.80"]
     assert f"| {shapes.LT}: 2.0 us | 8.0 us |" in lines[0]
@@ -300,8 +321,9 @@ def test_batches_offsets_and_strides(monkeypatch, tmp_path, capsys):
     assert str(shape) == "2x(3x4x5) bf16 nn offset 1 stride+3"
     assert shape.flops == 2 * 2 * 60
     assert shape.bytes == 2 * 2 * (15 + 20 + 12)
-    assert parse_shape("2x(3x4x5)", "fp16") == Shape(3, 4, 5, "fp16", batch=2)
-    for text in ("2x3x4x5", "2x(3x4x5", "(3x4x5)", "0x(3x4x5)"):
+    for text in ("2x(3x4x5)", "2x3x4x5"):
+        assert parse_shape(text, "fp16") == Shape(3, 4, 5, "fp16", batch=2)
+    for text in ("2x(3x4x5", "2x3x4x5)", "(3x4x5)", "0x(3x4x5)"):
         with pytest.raises(ValueError, match=r"x"):
             parse_shape(text, "fp16")
     x, weight = side_by_side.make_inputs(shape, "cpu", 1)[0]
@@ -330,6 +352,63 @@ def test_batches_without_epilogues():
         assert shape.epilogue == ""
 
 
+@pytest.mark.parametrize(
+    ("more", "name", "x_shape", "weight_shape"),
+    [
+        ({"group": 24}, "one weight", (24, 3, 5), (1, 4, 5)),
+        ({"heads": 6}, "6 heads", (4, 6, 3, 5), (4, 6, 4, 5)),
+        ({"heads": 6, "group": 2}, "6 heads 2 a weight", (4, 3, 2, 3, 5), (4, 3, 1, 4, 5)),
+        ({"heads": 6, "layout": "nn"}, "6 heads", (4, 6, 3, 5), (4, 6, 4, 5)),
+        (
+            {"heads": 6, "layout": "tt", "padding": 1},
+            "stride+1 6 heads",
+            (4, 6, 3, 5),
+            (4, 6, 4, 5),
+        ),
+    ],
+)
+def test_batches_that_share_or_interleave(more, name, x_shape, weight_shape):
+    shape = Shape(3, 4, 5, "fp32", batch=24, **more)
+    assert str(shape).startswith("24x(3x4x5) fp32")
+    assert str(shape).endswith(name)
+    assert shapes.shape_of(json.loads(json.dumps(vars(shape)))) == shape
+    inputs = side_by_side.make_inputs(shape, "cpu", 1)[0]
+    x, weight = inputs
+    assert (x.shape, weight.shape) == (x_shape, weight_shape)
+    assert shape.bytes == 4 * (x.numel() + weight.numel() + 24 * 3 * 4)
+    if shape.heads and shape.layout[0] == "n":  # no reshape without a copy
+        assert not x.is_contiguous()
+        assert x.stride(-2) == shape.heads * x.shape[-1]
+    contenders = side_by_side.contenders_of(shape, ())
+    truth = torch.einsum(
+        "...mk,...nk->...mn", x.double(), weight.double().expand(*x.shape[:-2], -1, -1)
+    )
+    for contender in contenders.values():
+        torch.testing.assert_close(contender(*inputs), truth.float())
+
+
+def test_the_batch_suite_has_what_cannot_be_merged():
+    suite = SUITES["batch"]
+    assert any(shape.group == shape.batch > 1 for shape in suite)
+    assert any(shape.heads and shape.group == 1 for shape in suite)
+    assert any(shape.heads and shape.group > 1 for shape in suite)
+    for shape in suite:
+        assert shape.batch % (shape.heads or 1) == 0
+        assert (shape.heads or shape.batch) % shape.group == 0
+
+
+def test_every_shape_of_a_suite_is_compiled():
+    """torch.compile gives up on code that it has compiled eight times, and runs it as it is."""
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    runner = measure.CpuRunner()
+    for m in range(2, 12):
+        row = side_by_side.measure(Shape(m, 8, 4, "fp32"), ["compile"], runner, 1)
+        assert shapes.COMPILED in row["contenders"]
+    assert counters["stats"]["unique_graphs"] == 10
+
+
 def test_a_precision_that_the_build_lacks(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(measure, "TURN_MS", 0.01)
     suite = (Shape(4, 5, 6, "3xtf32"), Shape(4, 5, 6, "fp32"))
@@ -355,5 +434,5 @@ def test_a_rival_without_an_algorithm(monkeypatch):
     runner = measure.CpuRunner()
     monkeypatch.setattr(runner, "device", "cuda")
     refused = {}
-    rivals = side_by_side.rivals_of(Shape(2, 3, 4, "fp32"), ["lt"], [], runner, refused)
+    rivals = side_by_side.rival_contenders(Shape(2, 3, 4, "fp32"), ["lt"], [], runner, refused)
     assert (rivals, refused) == ({}, {shapes.LT: "cuBLASLt has no algorithm"})

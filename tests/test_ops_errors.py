@@ -731,3 +731,29 @@ def test_wrappers_raise_python_errors():
         a,
     )
     assert_works()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_in_the_wrappers(layout, gradients):
+    rows = [torch.ones(2, 4, requires_grad=gradients), torch.ones(3, 4)]
+    nested = torch.nested.as_nested_tensor(rows, layout=layout)
+    square = torch.eye(4)
+    for call in (
+        lambda: torch_gemm.matmul(nested, square),
+        lambda: torch_gemm.linear(square, square, nested),
+        lambda: torch_gemm.linear_glu(nested, square, square),
+        lambda: torch_gemm.addmm(nested, square, square),
+        lambda: torch_gemm.matmul(square, square, out=nested.detach()),
+    ):
+        with pytest.raises(
+            RuntimeError, match=r"tgemm.\w+: nested tensors are not supported"
+        ) as caught:
+            call()
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_factor_of_several_numbers():
+    square = torch.eye(4)
+    with pytest.raises(TypeError, match="beta must be a number, and is a Tensor"):
+        torch_gemm.addmm(square, square, square, beta=torch.ones(2))

@@ -638,3 +638,12 @@ def test_report_prints_as_a_table():
     assert lines[0].split() == ["blocks.0.up", "replaced"]
     assert lines[-2].startswith("attention.out_proj  skipped: nn.MultiheadAttention")
     assert lines[-1] == "5 replaced, 1 skipped"
+
+
+def test_a_module_that_contains_itself():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    model.again = model
+    for work in (torch_gemm.replace, torch_gemm.restore, lambda it: torch_gemm.audit(it, None)):
+        with pytest.raises(ValueError, match="the Sequential contains itself"):
+            work(model)
+    assert type(model[0]) is torch.nn.Linear

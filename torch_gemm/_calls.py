@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_gemm import _library
 from torch_gemm.cards import Card
+from torch_gemm.notation import plain
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,9 @@ class Call:
     def _plan(self, arguments: dict[str, Any], card: str | None) -> dict[str, Any]:
         preact = {"preact": True} if self.op.endswith("_preact") else {}
         if self.kind == "linear_glu":
-            plan = torch.ops.tgemm._linear_glu_plan(**arguments, **preact, card=card)
-            return json.loads(plan)
+            return _planned(
+                torch.ops.tgemm._linear_glu_plan, self.kind, **arguments, **preact, card=card
+            )
         names = {
             "matmul": ("a", "b"),
             "linear": ("input", "weight"),
@@ -146,15 +148,26 @@ class Call:
             b = b.t()
         if self.kind == "addmm":
             arguments["residual"] = arguments.pop("input")
-        return json.loads(torch.ops.tgemm._plan(a, b, **arguments, **preact, card=card))
+        return _planned(torch.ops.tgemm._plan, self.kind, a, b, **arguments, **preact, card=card)
 
     def __str__(self) -> str:
         shapes = []
         for name, operand in self.operands:
             shapes.append(f"{name} {'x'.join(map(str, operand.sizes)) or 'scalar'}")
-        options = [f"{name}={_short(value)}" for name, value in self.options]
-        dtype = _short(self.operands[0][1].dtype)
+        options = [f"{name}={plain(value)}" for name, value in self.options]
+        dtype = plain(self.operands[0][1].dtype)
         return f"{self.op}({', '.join(shapes + options)}) {dtype}"
+
+
+def _planned(plan: Any, kind: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """What an op that plans says; what it refuses, it refuses by the name of the op that a user knows."""
+    try:
+        return json.loads(plan(*args, **kwargs))
+    except RuntimeError as error:
+        prefix, colon, rest = str(error).partition(":")
+        if not prefix.endswith("_plan"):
+            raise
+        raise RuntimeError(f"tgemm.{kind}{colon}{rest}") from error
 
 
 def overload(op: str) -> Any:
@@ -165,7 +178,3 @@ def overload(op: str) -> Any:
 
 # The ops that take tensors, and what they are called in `Call.op`.
 OPS = {overload(op): op for op in _library.TENSOR_OPS}
-
-
-def _short(value: object) -> str:
-    return str(value).removeprefix("torch.")

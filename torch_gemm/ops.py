@@ -263,29 +263,44 @@ _cuda_fp32_precision._dynamo_marked_constant = True
 
 
 def _call(op: Any, operands: tuple[Tensor | None, ...], options: dict[str, Any]) -> Tensor:
-    if _autograd_may_care(*operands) or torch.is_inference_mode_enabled():
-        return op(*operands, **options)
-    # Nothing to differentiate: the Autograd kernel, written in Python, would find out the same and cost
-    # about as much host time as the rest of the call.
-    with torch._C._AutoDispatchBelowAutograd():
-        return op(*operands, **options)
+    try:
+        if _autograd_may_care(*operands) or torch.is_inference_mode_enabled():
+            return op(*operands, **options)
+        # Nothing to differentiate: the Autograd kernel, written in Python, would find out the same and cost
+        # about as much host time as the rest of the call.
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*operands, **options)
+    except RuntimeError:
+        _raise_if_nested(op, operands)
+        raise
 
 
 def _call_out(
     op: Any, operands: tuple[Tensor | None, ...], out: Tensor, options: dict[str, Any]
 ) -> Tensor:
-    if (
-        _autograd_may_care(*operands, out)
-        or torch.is_inference_mode_enabled()
-        or out.is_inference()
-    ):
-        op(*operands, out=out, **options)
-        return out
-    # As in _call; what the kernel of ADInplaceOrView does is done here.
-    with torch._C._AutoDispatchBelowADInplaceOrView():
-        op(*operands, out=out, **options)
+    try:
+        if (
+            _autograd_may_care(*operands, out)
+            or torch.is_inference_mode_enabled()
+            or out.is_inference()
+        ):
+            op(*operands, out=out, **options)
+            return out
+        # As in _call; what the kernel of ADInplaceOrView does is done here.
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            op(*operands, out=out, **options)
+    except RuntimeError:
+        _raise_if_nested(op, (*operands, out))
+        raise
     torch.autograd.graph.increment_version(out)
     return out
+
+
+def _raise_if_nested(op: Any, tensors: tuple[Tensor | None, ...]) -> None:
+    """Says what C++ says of nested tensors where they fail before they get there: jagged ones, or with gradients."""
+    if any(tensor is not None and tensor.is_nested for tensor in tensors):
+        name = str(op).removesuffix(".default").removesuffix(".out")
+        raise RuntimeError(f"{name}: nested tensors are not supported; use padded or packed ones")
 
 
 def _autograd_may_care(*tensors: Tensor | None) -> bool:
@@ -340,7 +355,8 @@ def _check_out(op: str, out: object) -> None:
 def _check_factors(**factors: object) -> None:
     """Refuses what torch cannot convert to a float, in place of its message of six lines."""
     for name, factor in factors.items():
-        if not isinstance(factor, (Real, torch.SymInt, torch.SymFloat, Tensor)):
+        one = isinstance(factor, Tensor) and factor.numel() == 1
+        if not (one or isinstance(factor, (Real, torch.SymInt, torch.SymFloat))):
             raise TypeError(
                 f"tgemm.addmm: {name} must be a number, and is a {type(factor).__name__}"
             )

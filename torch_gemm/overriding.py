@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 
 from torch_gemm import _fallbacks, ops
+from torch_gemm.notation import plain
 
 _aten = torch.ops.aten
 
@@ -147,16 +148,12 @@ def _reason_against(arguments: tuple[Any, ...]) -> str | None:
         if type(tensor) not in (Tensor, torch.nn.Parameter):
             return f"{type(tensor).__name__} operands"
         if tensor.layout is not torch.strided:
-            return f"{_short(tensor.layout).lstrip('_')} operands"
+            return f"{plain(tensor.layout)} operands"
         if tensor.dtype not in _DTYPES:
-            return f"{_short(tensor.dtype)} operands"
+            return f"{plain(tensor.dtype)} operands"
         if tensor.device.type not in _DEVICES:
             return f"operands on {tensor.device.type}"
     return None
-
-
-def _short(value: object) -> str:
-    return str(value).removeprefix("torch.")
 
 
 # --- What takes the place of each ATen op: with its arguments ---------------------------------------
@@ -215,8 +212,8 @@ def _into(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         result = function(*args, **kwargs)
         if out.dtype != result.dtype:
             raise RuntimeError(
-                f"torch_gemm.override: out has dtype {_short(out.dtype)} but must have "
-                f"{_short(result.dtype)}"
+                f"torch_gemm.override: out has dtype {plain(out.dtype)} but must have "
+                f"{plain(result.dtype)}"
             )
         if out.shape != result.shape:
             out.resize_(result.shape)

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 
 from torch_gemm import _outputs, fusion, nn
 from torch_gemm._outputs import Verification
+from torch_gemm.notation import plain
 
 Filter = Callable[[str, torch.nn.Module], bool]
 
@@ -116,6 +117,7 @@ def replace(
 
     Raises:
         TypeError: if `model` is not a module or is itself a linear layer.
+        ValueError: if it contains itself.
         Whatever `filter` or the model raises, after the model has been put back as it was.
     """
     if not isinstance(model, torch.nn.Module):
@@ -199,6 +201,7 @@ def restore(model: torch.nn.Module) -> tuple[str, ...]:
 
     Raises:
         TypeError: if `model` is not a module.
+        ValueError: if it contains itself.
         RuntimeError: if a layer that `replace` made was sharded since; nothing is changed.
     """
     if not isinstance(model, torch.nn.Module):
@@ -298,7 +301,12 @@ class _Slot(NamedTuple):
 
 def _slots(model: torch.nn.Module) -> Iterator[_Slot]:
     seen = set()
-    modules = dict(model.named_modules(remove_duplicate=False))
+    try:
+        modules = dict(model.named_modules(remove_duplicate=False))
+    except RecursionError:
+        raise ValueError(
+            f"the {type(model).__name__} contains itself, or modules within modules without end"
+        ) from None
     for name, module in modules.items():
         prefix, _, key = name.rpartition(".")
         parent = modules[prefix]
@@ -369,9 +377,9 @@ def _reason_against(module: torch.nn.Module, name: str) -> str | None:
     if parameter.is_quantized:
         return f"its {name} is quantised"
     if parameter.layout is not torch.strided:
-        return f"its {name} has the layout {_short(parameter.layout)}"
+        return f"its {name} has the layout {plain(parameter.layout)}"
     if parameter.dtype not in _WEIGHT_DTYPES:
-        return f"its {name} is {_short(parameter.dtype)}"
+        return f"its {name} is {plain(parameter.dtype)}"
     return None
 
 
@@ -388,7 +396,3 @@ def _is_dtensor(parameter: Tensor) -> bool:
     # torch.distributed is not imported for it: if it was not, there is none.
     tensor = sys.modules.get("torch.distributed.tensor")
     return tensor is not None and isinstance(parameter, tensor.DTensor)
-
-
-def _short(value: object) -> str:
-    return str(value).removeprefix("torch.")

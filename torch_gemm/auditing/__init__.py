@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,8 @@ from torch_gemm.console import (
     open_console,
     write_output,
 )
+from torch_gemm.notation import DTYPES
 from torch_gemm.replacement import Skipped
-
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def audit(model: torch.nn.Module, inputs: Any, *, rows: int | None = None) -> Au
 
     Raises:
         TypeError: `model` is not a module.
-        ValueError: `rows` is not a number of at least 1.
+        ValueError: `rows` is not a number of at least 1, or the model contains itself.
         AuditError: the model has no linear layer that can be audited, or it or the audit failed; a
             RuntimeError whose message is one sentence.
     """
@@ -130,7 +130,13 @@ def audit_gemm(a: Any, b: Tensor | None = None, *, device: str | None = None) ->
             return gemm.run(*gemm.operands_of(a, b, device))
     except torch.OutOfMemoryError as error:
         raise AuditError(f"audit_gemm ran out of memory: {first_line(error)}") from error
-    except RuntimeError as error:  # which is also what torch raises where the CPU's memory ends
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):  # of the CPU, where it is no OutOfMemoryError
+            size = re.search(r"\d+(?= bytes)", str(error))
+            raise AuditError(
+                "audit_gemm ran out of memory"
+                + (f": it needs a matrix of {int(size[0]) / 2**30:.1f} GiB" if size else "")
+            ) from error
         raise AuditError(f"audit_gemm failed: {first_line(error)}") from error
 
 
@@ -224,9 +230,9 @@ def _audit_target(arguments: argparse.Namespace) -> Audit | GemmAudit:
         if getattr(arguments, option) is not None:
             raise CommandError(f"--{option} is for models, and {target} names none")
     try:
-        shape = gemm.parse_shape(target)
+        shape = gemm.sizes_of(target)
     except ValueError as error:
-        if "not a shape" not in str(error):
+        if "is no shape" not in str(error):
             raise
         raise CommandError(
             f"{target!r} is neither MODULE:FUNCTION nor sizes like 2048x4096x1024 nor a model of the "

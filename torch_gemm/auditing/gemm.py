@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_gemm import measure, numerics, ops
+from torch_gemm import measure, notation, numerics, ops
 from torch_gemm.auditing.measures import Census, Errors, Product, compare
-from torch_gemm.bench import shapes
 from torch_gemm.console import first_line
+from torch_gemm.info import why_no_gpu
 
 ROUNDS = 5
 
@@ -60,7 +60,7 @@ class GemmAudit:
             "kind": "audit_gemm",
             "stamp": self.stamp,
             "shape": list(self.shape),
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": notation.plain(self.dtype),
             "device": self.device,
             "ok": self.ok,
             "inputs": vars(self.inputs),
@@ -73,26 +73,23 @@ class GemmAudit:
         return gemm_text(self)
 
 
-def parse_shape(text: str) -> tuple[int, int, int]:
-    """M, N and K of a text like "2048x4096x1024".
+def sizes_of(shape: Any) -> tuple[int, int, int]:
+    """M, N and K of "2048x4096x1024" or of those numbers.
 
     Raises:
-        ValueError: the text is of another form, or a size is 0 or too large.
+        ValueError: it is of another form, a batch, or has a size that no product has.
     """
-    shape = shapes.parse_shape(text, "fp32")
-    if shape.batch > 1:
-        raise ValueError(f"{text!r} is a batch, and audit_gemm audits one product")
-    sizes = (shape.m, shape.n, shape.k)
-    if max(sizes) >= 2**63:
-        raise ValueError(f"{text!r} has a size that torch cannot count")
-    return sizes
+    *batch, m, n, k = notation.sizes_of(shape)
+    if batch and batch != [1]:
+        raise ValueError(f"{shape!r} is a batch, and audit_gemm audits one product")
+    return m, n, k
 
 
 def operands_of(a: Any, b: Any, device: str | None) -> tuple[Tensor, Tensor]:
     """The operands of `audit_gemm` from its arguments."""
     if b is None:
-        m, n, k = parse_shape(a if isinstance(a, str) else "x".join(map(str, a)))
-        where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        m, n, k = sizes_of(a)
+        where = _device_of(device)
         generator = torch.Generator(where).manual_seed(0)
         first = torch.randn(m, k, device=where, generator=generator)
         return first, torch.randn(n, k, device=where, generator=generator).t()
@@ -100,6 +97,12 @@ def operands_of(a: Any, b: Any, device: str | None) -> tuple[Tensor, Tensor]:
         if not isinstance(operand, Tensor):
             raise TypeError(
                 f"audit_gemm: {name} must be a Tensor, and is a {type(operand).__name__}"
+            )
+        if operand.is_nested or operand.layout is not torch.strided or operand.is_meta:
+            kind = "nested" if operand.is_nested else notation.plain(operand.layout)
+            raise TypeError(
+                f"audit_gemm: {name} is {'on meta' if operand.is_meta else kind}, and must be a strided "
+                "tensor with numbers in it"
             )
         if operand.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise TypeError(
@@ -120,6 +123,25 @@ def operands_of(a: Any, b: Any, device: str | None) -> tuple[Tensor, Tensor]:
             f"audit_gemm: a {tuple(a.shape)} and b {tuple(b.shape)} have an empty size"
         )
     return a.detach(), b.detach()
+
+
+def _device_of(device: Any) -> str:
+    """The device that operands are drawn on.
+
+    Raises:
+        ValueError: it is none that can multiply.
+    """
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError):
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"audit_gemm: device is {device!r}, and must be cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"audit_gemm: device is {device!r}, and there is no GPU: {why_no_gpu()}")
+    return str(device)
 
 
 def run(a: Tensor, b: Tensor) -> GemmAudit:

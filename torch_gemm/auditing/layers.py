@@ -15,6 +15,7 @@ from torch.utils import _python_dispatch
 from torch_gemm import _outputs, fusion, nn, numerics, ops, replacement
 from torch_gemm.auditing.measures import Census, Errors, Product, compare
 from torch_gemm.console import first_line
+from torch_gemm.notation import plain
 
 
 @dataclass
@@ -52,7 +53,7 @@ class LayerAudit:
             "what": self.what,
             "calls": self.calls,
             "shapes": [list(shape) for shape in self.shapes],
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": plain(self.dtype),
             "precision": self.precision,
             "kernels": self.kernels,
             "c": self.c,
@@ -227,8 +228,13 @@ class Recorder:
     def _hook(self, target: Target, layer: LayerAudit) -> Callable[..., None]:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             call = target.read(module, args, kwargs)
-            if call is None:
+            if call is None or not isinstance(call.x, Tensor):  # the module will say so itself
                 return
+            if call.x.is_meta or call.weight.is_meta:
+                raise AuditError(
+                    f"{'the input' if call.x.is_meta else 'the weight'} of layer {layer.name} is on the meta "
+                    "device, and there are no numbers to audit"
+                )
             try:
                 self._audit(layer, call)
             except torch.OutOfMemoryError as error:

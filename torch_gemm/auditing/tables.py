@@ -13,6 +13,7 @@ from torch_gemm.auditing.gemm import GemmAudit, Way
 from torch_gemm.auditing.layers import LayerAudit
 from torch_gemm.auditing.measures import Census, Errors
 from torch_gemm.console import rich_table
+from torch_gemm.notation import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,7 +159,7 @@ def gemm_title(audit: GemmAudit) -> str:
     """The problem."""
     m, n, k = audit.shape
     return (
-        f"{m} x {n} x {k}, {str(audit.dtype).removeprefix('torch.')}, on {audit.stamp['card']}; RMS errors "
+        f"{m} x {n} x {k}, {plain(audit.dtype)}, on {audit.stamp['card']}; RMS errors "
         "as shares of the product's RMS"
     )
 

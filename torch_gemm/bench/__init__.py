@@ -112,14 +112,11 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CommandError(f"{path} cannot be read: {error.strerror}") from error
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CommandError(f"{path} is not a result of the benchmark: it is no JSON") from error
+    except KeyError as error:
+        raise CommandError(f"{path} is not a result of the benchmark: it has no {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise CommandError(
             f"{path} is not a result of the benchmark ({type(error).__name__}: {first_line(error)})"
         ) from error
@@ -133,6 +130,10 @@ def load(path: Path) -> results.Result:
     """
     with _reading(path):
         result = json.loads(path.read_text())
+        if not isinstance(result, dict):
+            raise CommandError(
+                f"{path} is not a result of the benchmark: it is a {type(result).__name__}"
+            )
         stamp = result["stamp"]
         if stamp["device"]:
             peaks(stamp["device"])

@@ -35,8 +35,8 @@ from torch_gemm import measure
 from torch_gemm._outputs import tensors
 from torch_gemm.console import first_line
 from torch_gemm.measure import ROUNDS, CpuRunner, CudaRunner, Runner, result_text, stamp
+from torch_gemm.notation import DTYPES
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 MODEL_SECONDS = 900.0
 CELL_SECONDS = 240.0
 # Names of kernels that multiply matrices: cuBLAS's, CUTLASS's, Triton's and torch_gemm's own.

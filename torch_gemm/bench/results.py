@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_gemm.bench.shapes import Shape, shape_of
+from torch_gemm.bench.shapes import AGAINST, Shape, shape_of
 from torch_gemm.console import CommandError
 
 Result = dict[str, Any]
@@ -38,6 +38,12 @@ def caption_of(result: Result) -> str:
     """Where the numbers of a side-by-side result come from, and how far the method is to be trusted."""
     spread = max(abs(row["control_ratio"] - 1) for row in result["rows"])
     return f"{source_of(result)} torch beside itself differed by up to {spread:.1%}."
+
+
+def rivals_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """torch, and what else rows of one suite were measured against."""
+    known = ("torch", *AGAINST.values())
+    return [name for name in known if any(name in row["contenders"] for row in rows)]
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:

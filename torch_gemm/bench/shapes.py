@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
 from typing import Any
+
+from torch_gemm import notation
 
 DTYPES = ("fp16", "bf16", "fp32", "tf32", "3xtf32")
 EPILOGUES = ("", "bias", "gelu", "silu", "residual", "swiglu")
@@ -27,6 +28,9 @@ class Shape:
     the transpose of what does. "nt" is the layout of nn.Linear.
     `offset` is where x and weight begin in their storage, and `padding` what lies between two of their rows
     (columns, where they are transposes), in elements.
+    With `heads`, x and weight of a batch lie as projections leave them for attention, (batch / heads, M, heads, K)
+    in memory: two batch dimensions that cannot be merged into one. `group` matrices x share one weight: all
+    of a batch, or, with heads, as in grouped-query attention.
     """
 
     m: int
@@ -39,6 +43,8 @@ class Shape:
     batch: int = 1
     offset: int = 0
     padding: int = 0
+    heads: int = 0
+    group: int = 1
 
     def __str__(self) -> str:
         sizes = f"{self.m}x{self.n}x{self.k}"
@@ -50,9 +56,15 @@ class Shape:
 
     @property
     def placement(self) -> str:
-        """How x and weight lie in memory, if not from the start of their storage and without gaps."""
-        words = (f"offset {self.offset}", self.offset), (f"stride+{self.padding}", self.padding)
-        return " ".join(word for word, elements in words if elements)
+        """How x and weight lie in memory, if not from the start of their storage, without gaps, one after the other."""
+        shared = "one weight" if self.group == self.batch else f"{self.group} a weight"
+        words = (
+            (f"offset {self.offset}", self.offset),
+            (f"stride+{self.padding}", self.padding),
+            (f"{self.heads} heads", self.heads),
+            (shared, self.group > 1),
+        )
+        return " ".join(word for word, given in words if given)
 
     @property
     def weight_rows(self) -> int:
@@ -68,12 +80,13 @@ class Shape:
     def bytes(self) -> int:
         """Of the operands and the output."""
         size = 2 if self.dtype in ("fp16", "bf16") else 4
-        elements = self.m * self.k + self.weight_rows * self.k + self.m * self.n
+        elements = self.batch * (self.m * self.k + self.m * self.n)
+        elements += self.batch // self.group * self.weight_rows * self.k
         if self.epilogue in ("bias", "gelu"):
             elements += self.n
         if self.epilogue == "residual":
             elements += self.m * self.n
-        return size * self.batch * elements
+        return size * elements
 
 
 LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # N and K
@@ -179,6 +192,13 @@ SUITES: dict[str, tuple[Shape, ...]] = {
         Shape(1024, 1024, 1024, "bf16", layout="nn", batch=64),
         Shape(32, 32, 32, "bf16", layout="nn", batch=1024),
         Shape(8, 8, 8, "bf16", layout="nn", batch=70000),
+        # A batch by one weight; attention in four dimensions, queries by keys and scores by values; four
+        # heads of queries to one of keys, which torch copies.
+        Shape(128, 1024, 1024, "bf16", batch=32, group=32),
+        Shape(512, 512, 64, "bf16", batch=128, heads=16),
+        Shape(512, 64, 512, "bf16", layout="nn", batch=128, heads=16),
+        Shape(512, 512, 128, "bf16", batch=64, heads=32, group=4),
+        Shape(1, 2048, 128, "bf16", batch=256, heads=32, group=4),
     ),
     # FP32 beside SGEMM: true FP32 on CUDA cores, and as exact on Tensor Cores.
     "fp32": tuple(
@@ -205,15 +225,10 @@ def shape_of(row: dict[str, Any]) -> Shape:
 
 
 def parse_shape(text: str, dtype: str) -> Shape:
-    """The shape that a text like "4096x6144x4096" (MxNxK) or "32x(128x128x64)" (32 of them) names.
+    """The shape that a text like "4096x6144x4096" (MxNxK) or "32x128x128x64" (32 of them) names.
 
     Raises:
         ValueError: if the text is of another form or a size is not positive.
     """
-    found = re.fullmatch(r"(?:(\d+)x\()?(\d+)x(\d+)x(\d+)(?(1)\))", text, re.ASCII)
-    if found is None:
-        raise ValueError(f"{text!r} is not a shape like 4096x6144x4096 (MxNxK)")
-    batch, m, n, k = (int(size or 1) for size in found.groups())
-    if min(batch, m, n, k) < 1:
-        raise ValueError(f"{text!r} has a size below 1")
-    return Shape(m, n, k, dtype, batch=batch)
+    *batch, m, n, k = notation.sizes_of(text)
+    return Shape(m, n, k, dtype, batch=batch[0] if batch else 1)

@@ -22,18 +22,14 @@ from torch_gemm.measure import (
     tf32_allowed,
     time_in_turn,
 )
+from torch_gemm.notation import DTYPES
 
-STORAGE = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "3xtf32": torch.float32,
-}
+STORAGE = DTYPES | {"tf32": torch.float32, "3xtf32": torch.float32}
 PRECISIONS = {"fp32": "ieee", "tf32": "tf32", "3xtf32": "3xtf32"}
 
 # x (M, K), weight (N, K), and bias (N,) or residual (M, N) if there is one; of a batch, x (batch, M, K) and
-# weight (batch, N, K).
+# weight (batch, N, K) or (1, N, K); with heads, x (batch / heads, heads, M, K) and weight likewise, or, where
+# heads share a weight, x (batch / heads, heads / group, group, M, K) and weight with 1 in place of the group.
 Inputs = tuple[Tensor, ...]
 Contender = Callable[..., Tensor]
 
@@ -42,7 +38,8 @@ def torch_contender(shape: Shape) -> Contender:
     """What a user of torch writes."""
     epilogue, linear = shape.epilogue, torch.nn.functional.linear
     if shape.batch > 1:
-        return lambda x, weight: torch.bmm(x, weight.mT)
+        multiply = torch.matmul if shape.heads or shape.group > 1 else torch.bmm
+        return lambda x, weight: multiply(x, weight.mT)
     if epilogue == "gelu":
         return lambda x, weight, bias: torch.nn.functional.gelu(linear(x, weight, bias))
     if epilogue == "silu":
@@ -133,7 +130,7 @@ def parse_against(text: str) -> list[str]:
     return against
 
 
-def rivals_of(
+def rival_contenders(
     shape: Shape,
     against: Sequence[str],
     inputs: Sequence[Inputs],
@@ -142,7 +139,8 @@ def rivals_of(
 ) -> dict[str, Contender]:
     """The contenders of AGAINST that can run a shape; the reason of one that might goes to `refused`."""
     rivals: dict[str, Contender] = {}
-    if "lt" in against and shape.epilogue == "" and runner.device == "cuda":
+    plain = shape.epilogue == "" and shape.heads == 0 and shape.group == 1
+    if "lt" in against and plain and runner.device == "cuda":
         try:
             rivals[LT] = best_of_lt(shape, inputs, runner)
         except CublasLtError as error:
@@ -162,19 +160,29 @@ def make_inputs(shape: Shape, device: str, l2_bytes: int) -> list[Inputs]:
     def random(*sizes: int) -> Tensor:
         return torch.randn(*sizes, device=device).to(STORAGE[shape.dtype])
 
-    def matrix(rows: int, columns: int) -> Tensor:
+    def matrix(rows: int, columns: int, group: int = 1) -> Tensor:
         stride = columns + shape.padding
-        storage = random(shape.batch * rows * stride + shape.offset)
+        batch, heads = shape.batch // group, shape.heads // group
+        storage = random(batch * rows * stride + shape.offset)
         if shape.batch == 1:
             return storage.as_strided((rows, columns), (stride, 1), shape.offset)
-        sizes, strides = (shape.batch, rows, columns), (rows * stride, stride, 1)
+        if not shape.heads:
+            sizes, strides = (batch, rows, columns), (rows * stride, stride, 1)
+            return storage.as_strided(sizes, strides, shape.offset)
+        sizes = (batch // heads, heads, rows, columns)
+        strides = (rows * heads * stride, stride, heads * stride, 1)
         return storage.as_strided(sizes, strides, shape.offset)
 
     def one_set() -> Inputs:
         of_x, of_weight = shape.layout
         rows = shape.weight_rows
         x = matrix(shape.m, shape.k) if of_x == "n" else matrix(shape.k, shape.m).mT
-        weight = matrix(rows, shape.k) if of_weight == "t" else matrix(shape.k, rows).mT
+        group = shape.group
+        weight = (
+            matrix(rows, shape.k, group) if of_weight == "t" else matrix(shape.k, rows, group).mT
+        )
+        if shape.heads and group > 1:
+            x, weight = x.unflatten(1, (-1, group)), weight.unsqueeze(2)
         if shape.epilogue in ("bias", "gelu"):
             return x, weight, random(shape.n)
         if shape.epilogue == "residual":
@@ -196,10 +204,13 @@ def measure(shape: Shape, against: Sequence[str], runner: Runner, rounds: int) -
     `against` are keys of AGAINST. A forced kernel that cannot run the shape is listed under "refused" with its reason.
     """
     inputs = make_inputs(shape, runner.device, runner.l2_bytes())
+    # Contenders of all shapes share their code, and after eight of them torch.compile would give up and run it
+    # as it is.
+    torch.compiler.reset()
     with tf32_allowed(shape.dtype == "tf32"):
         contenders = contenders_of(shape, shape.force)
         replays, differences, refused = {}, {}, {}
-        contenders |= rivals_of(shape, against, inputs, runner, refused)
+        contenders |= rival_contenders(shape, against, inputs, runner, refused)
         expected = contenders["torch"](*inputs[0])
         for name, contender in contenders.items():
             try:

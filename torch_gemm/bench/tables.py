@@ -14,9 +14,10 @@ from torch_gemm.bench.results import (
     geometric_mean,
     kind_of,
     regime_of,
+    rivals_of,
     source_of,
 )
-from torch_gemm.bench.shapes import AGAINST, shape_of
+from torch_gemm.bench.shapes import shape_of
 from torch_gemm.console import rich_table
 from torch_gemm.peak import peaks
 
@@ -34,35 +35,29 @@ COLOURS = {"torch": TORCH, "tgemm": TGEMM}
 
 def headings_of(result: Result) -> list[str]:
     """Of the table of a side-by-side result."""
-    rivals = rivals_of(result)
-    best = ["over best"] if rivals else []
-    times = [f"{name}, us" for name in ("torch", *rivals, "tgemm")]
+    rivals = rivals_of(result["rows"])
+    best = ["over best"] if len(rivals) > 1 else []
+    times = [f"{name}, us" for name in (*rivals, "tgemm")]
     return ["M x N x K", *times, "TFLOP/s", "kernel", "speed-up", *best, "noise", "control"]
-
-
-def rivals_of(result: Result) -> list[str]:
-    """The contenders besides torch and tgemm."""
-    rows = result["rows"]
-    return [name for name in AGAINST.values() if any(name in row["contenders"] for row in rows)]
 
 
 def cells_of(result: Result) -> list[list[str]]:
     """The lines of the table, under `headings_of`. The noise is that of the speed-up, see `compare`."""
-    rivals = rivals_of(result)
+    rivals = rivals_of(result["rows"])
     noises = [entry.noise for entry in entries_of(result)]
     return [_cells(row, rivals, noise) for row, noise in zip(result["rows"], noises, strict=True)]
 
 
 def _cells(row: dict[str, Any], rivals: Sequence[str], noise: float) -> list[str]:
     contenders = row["contenders"]
-    times = [contenders.get(name) for name in ("torch", *rivals, "tgemm")]
+    times = [contenders.get(name) for name in (*rivals, "tgemm")]
     return [
         str(shape_of(row)),
         *("-" if one is None else f"{one['us']:.1f}" for one in times),
         f"{contenders['tgemm']['tflops']:.0f}",
         row.get("chosen") or "-",
         f"{row['ratio']:.3f}",
-        *([f"{row['best_ratio']:.3f}"] if rivals else []),
+        *([f"{row['best_ratio']:.3f}"] if len(rivals) > 1 else []),
         f"{noise:.1%}",
         f"{row['control_ratio']:.3f}",
     ]

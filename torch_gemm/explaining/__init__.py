@@ -10,7 +10,6 @@ from typing import Any
 from torch_gemm import cards
 from torch_gemm.console import CommandError, check_output, first_line, open_console, write_output
 from torch_gemm.explaining.explanation import (
-    DTYPES,
     LAYOUTS,
     Candidate,
     Explanation,
@@ -18,6 +17,7 @@ from torch_gemm.explaining.explanation import (
     Step,
     explain,
 )
+from torch_gemm.notation import DTYPES
 from torch_gemm.ops import ACTIVATIONS, PRECISIONS
 
 __all__ = ["Candidate", "Explanation", "Roofline", "Step", "explain"]
@@ -25,9 +25,8 @@ __all__ = ["Candidate", "Explanation", "Roofline", "Step", "explain"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``python -m torch_gemm explain``."""
-    dtypes = ("fp16", "bf16", "fp32")
     parser.add_argument("shape", metavar="MxNxK", help="or BxMxNxK for a batch")
-    parser.add_argument("--dtype", choices=dtypes, default="fp16", help="default: fp16")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp16", help="default: fp16")
     parser.add_argument(
         "--layout", choices=LAYOUTS, help="nt: nn.Linear's, its default; nn: both row-major"
     )
@@ -39,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--activation", choices=ACTIVATIONS, help="linear with an activation")
     parser.add_argument("--glu", action="store_true", help="linear_glu: two weights of (N, K)")
     parser.add_argument("--static-weight", action="store_true", help="linear of a frozen weight")
-    parser.add_argument("--out-dtype", choices=dtypes, help="default: the operands'")
+    parser.add_argument("--out-dtype", choices=DTYPES, help="default: the operands'")
     parser.add_argument("--precision", choices=PRECISIONS, help="of fp32; default: ieee")
     parser.add_argument("--force-kernel", metavar="KERNEL", help='"mma_sync:128x128,split_k=4"')
     parser.add_argument("--json", action="store_true", help="print the whole as JSON")

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_gemm import _library, cards, ops
+from torch_gemm import _library, cards, notation, ops
 from torch_gemm._calls import Call, Operand, overload
 from torch_gemm.cards import Card
 
-DTYPES = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-}
 LAYOUTS = ("nn", "nt", "tn", "tt")
 _OPS = ("matmul", "linear", "linear_glu", "addmm")
 # Arguments that matmul does not have.
 _OF_LINEAR = ("bias", "residual", "activation", "static_weight")
-# A size beyond this is no tensor's.
-_MAX_SIZE = 2**40
 
 
 @dataclass(frozen=True)
@@ -325,26 +314,6 @@ def explain_call(call: Call, card: Card) -> Explanation:
     return _explanation(call, call.result(), card, call.plan(card))
 
 
-def parse_shape(shape: Any) -> tuple[int, ...]:
-    """(M, N, K) or (B, M, N, K) of "MxNxK", "BxMxNxK" or a tuple of numbers.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    try:
-        if isinstance(shape, str):
-            sizes = tuple(int(part) for part in re.split(r"[xX*,]", shape))
-        else:
-            sizes = tuple(operator.index(part) for part in shape)
-    except (TypeError, ValueError):
-        sizes = ()
-    if len(sizes) not in (3, 4) or not all(0 <= size <= _MAX_SIZE for size in sizes):
-        raise ValueError(
-            f"explain: {shape!r} is no shape; write MxNxK, 2048x4096x14336, or BxMxNxK for a batch"
-        )
-    return sizes
-
-
 def _described_operands(
     op: str,
     shape: object,
@@ -352,12 +321,11 @@ def _described_operands(
     layout: str | None,
     options: dict[str, Any],
 ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    *batch, m, n, k = parse_shape(shape)
-    if isinstance(dtype, str):
-        if dtype not in DTYPES:
-            raise ValueError(f"explain: dtype is {dtype!r}, and must be fp16, bf16 or fp32")
-        dtype = DTYPES[dtype]
-    dtype = dtype or torch.float16
+    try:
+        *batch, m, n, k = notation.sizes_of(shape, least=0)
+        dtype = torch.float16 if dtype is None else notation.dtype_of(dtype)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"explain: {error}") from None
     linear = op.startswith("linear")
     layout = layout or ("nt" if linear else "nn")
     if layout not in LAYOUTS:
@@ -409,14 +377,46 @@ def _arguments(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> d
             )
         arguments[name] = value
     for argument in schema:
-        required = isinstance(argument.type, torch.TensorType)
-        value = arguments.get(argument.name)
-        if required and not isinstance(value, Tensor):
-            raise TypeError(
-                f"explain: {argument.name} of {op} must be a Tensor, and is "
-                + ("missing" if value is None else f"a {type(value).__name__}")
-            )
+        _check_argument(op, argument, arguments.get(argument.name, argument.default_value))
     return arguments
+
+
+# By the type in the schema: what a value has to be, and how a sentence calls it. Of the only integer of these
+# schemas, out_dtype, Python sees a dtype.
+_ARGUMENT_TYPES = {
+    "Tensor": (Tensor, "a Tensor"),
+    "str": (str, "a str"),
+    "bool": (bool, "a bool"),
+    "float": (Real, "a number"),
+    "int": (torch.dtype, "a torch.dtype"),
+}
+
+
+def _check_argument(op: str, argument: Any, value: Any) -> None:
+    """Refuses in a sentence what the op would refuse in six lines, or without a word of which operand it is."""
+    kind = str(argument.type).removeprefix("Optional[").removesuffix("]")
+    if value is None and kind != str(argument.type):
+        return
+    expected, words = _ARGUMENT_TYPES[kind]
+    if not isinstance(value, expected):
+        found = "missing" if value is None else f"a {type(value).__name__}"
+        raise TypeError(f"explain: {argument.name} of {op} must be {words}, and is {found}")
+    if not isinstance(value, Tensor):
+        return
+    if value.is_nested:
+        raise RuntimeError(
+            f"tgemm.{op}: nested tensors are not supported; use padded or packed ones"
+        )
+    if value.layout is not torch.strided:
+        raise RuntimeError(
+            f"tgemm.{op}: {argument.name} has layout {notation.plain(value.layout)}; only strided tensors "
+            "are supported"
+        )
+    if value.is_quantized:
+        raise RuntimeError(
+            f"tgemm.{op}: {argument.name} has dtype {notation.plain(value.dtype)}, which is not supported; "
+            "use float16, bfloat16 or float32"
+        )
 
 
 def _card_for(gpu: str | Card | None, tensors: Mapping[str, Tensor]) -> tuple[Card, bool]:

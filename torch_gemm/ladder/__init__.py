@@ -10,11 +10,12 @@ import torch
 from torch_gemm import measure, nsight
 from torch_gemm.console import CommandError, check_outputs, first_line, open_console, write_output
 from torch_gemm.html import require_matplotlib
-from torch_gemm.ladder.contest import DTYPES, LAYOUTS, measure_ladder, needed_bytes
+from torch_gemm.ladder.contest import LAYOUTS, measure_ladder, needed_bytes
 from torch_gemm.ladder.picture import draw
 from torch_gemm.ladder.profile import profile_contenders
 from torch_gemm.ladder.tables import show_ladder, show_profile
 from torch_gemm.measure import Runner
+from torch_gemm.notation import DTYPES
 
 # What the tables need: a number that does not fit would lose digits.
 TABLE_WIDTH = 110

@@ -21,9 +21,9 @@ from torch_gemm import measure
 from torch_gemm.console import first_line
 from torch_gemm.ladder.rungs import RUNGS, Rung
 from torch_gemm.measure import Runner
+from torch_gemm.notation import DTYPES
 from torch_gemm.peak import peaks
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 LAYOUTS = ("nn", "nt")
 CUBLAS = "torch (cuBLAS)"
 CONTROL = "torch (control)"
