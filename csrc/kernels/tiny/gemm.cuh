@@ -95,10 +95,13 @@ __device__ inline void load_shifted_run(uint32_t (&words)[kWords], const uint16_
 // How an operand lies in memory: the same for all tiles, so nothing of it takes a lane's registers.
 struct Layout {
   int64_t stride_mn, stride_k;
-  Load load;
+  Reading reading;
 
   __device__ bool mn_major() const {
-    return load == Load::kMnMajor || load == Load::kMnMajorShifted;
+    return reading.load == Load::kMnMajor || reading.load == Load::kMnMajorShifted;
+  }
+  __device__ bool aligned() const {
+    return reading.load == Load::kKMajor || reading.load == Load::kMnMajor;
   }
 };
 
@@ -112,47 +115,54 @@ struct Operand {
     return {reinterpret_cast<const uint16_t*>(address), __shfl_sync(~0u, mn_left, lane)};
   }
 
-  // Requests the first kSize of K, of which k_left exist; zeros beyond the matrix. What arrives has
-  // to be brought into order by `arrange`, which is another function lest the warp waits for one
-  // operand before it requests the next.
+  // Would aligned loads reach beyond the end of what `layout` describes, somewhere in `k_size` of
+  // K?
+  __device__ bool is_last(const Layout& layout, int k_size) const {
+    const uint16_t* last =
+        first + (mn_left - 1) * layout.stride_mn + (k_size - 1) * layout.stride_k;
+    return last >= layout.reading.whole_runs_end;
+  }
+
+  // Requests the first kSize of K, of which k_left exist; zeros beyond the matrix. Where shifted
+  // runs could reach beyond the operand, element by element. What arrives has to be brought into
+  // order by `arrange`, which is another function lest the warp waits for one operand before it
+  // requests the next.
   template <int kBlocks>
-  __device__ void request(const Layout& layout, int k_left, int lane,
+  __device__ void request(const Layout& layout, int k_left, bool whole_runs, int lane,
                           Fragment<kBlocks>& words) const {
-    const int group = lane / 4, run = 2 * kBlocks * (lane % 4);
-    if (layout.load == Load::kAnyStride) {
-#pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-        const int row = permuted<kBlocks>(j, group);
-        const int left = row < mn_left ? k_left - run : 0;
-        const uint16_t* from = first + row * layout.stride_mn + run * layout.stride_k;
-#pragma unroll
-        for (int i = 0; i < kBlocks; ++i) {
-          const uint32_t low = 2 * i < left ? __ldg(from) : 0u;
-          const uint32_t high = 2 * i + 1 < left ? __ldg(from + layout.stride_k) : 0u;
-          words[j][i] = low | high << 16;
-          from += 2 * layout.stride_k;
-        }
-      }
-      return;
-    }
     // A line has consecutive k of one row, or consecutive rows at one k.
     const bool mn_major = layout.mn_major();
     const int64_t stride = mn_major ? layout.stride_k : layout.stride_mn;
+    const int run = 2 * kBlocks * (lane % 4);
     const int lines = mn_major ? k_left : mn_left;
     const int elements = (mn_major ? mn_left : k_left) - run;
-    const bool aligned = layout.load == Load::kKMajor || layout.load == Load::kMnMajor;
-    if (aligned) {
+    if (layout.aligned()) {
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
-        const int line = permuted<kBlocks>(j, group);
+        const int line = permuted<kBlocks>(j, lane / 4);
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) words[j][i] = 0;
         if (line < lines && elements > 0) load_run(words[j], first + line * stride + run);
       }
+    } else if (layout.reading.load == Load::kAnyStride || !whole_runs) {
+      const int64_t step = mn_major ? layout.stride_mn : layout.stride_k;
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        const int line = permuted<kBlocks>(j, lane / 4);
+        const int left = line < lines ? elements : 0;
+        const uint16_t* from = first + line * stride + run * step;
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) {
+          const uint32_t low = 2 * i < left ? __ldg(from) : 0u;
+          const uint32_t high = 2 * i + 1 < left ? __ldg(from + step) : 0u;
+          words[j][i] = low | high << 16;
+          from += 2 * step;
+        }
+      }
     } else {
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
-        const int line = permuted<kBlocks>(j, group);
+        const int line = permuted<kBlocks>(j, lane / 4);
         load_shifted_run(words[j], first + line * stride + run, line < lines ? elements : 0);
       }
     }
@@ -248,7 +258,7 @@ __device__ inline uint32_t pack(DType dtype, float low, float high) {
 // alpha.
 template <class Warp>
 __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
-    tiny_gemm(const __grid_constant__ GemmParams params, Load load_a, Load load_b,
+    tiny_gemm(const __grid_constant__ GemmParams params, Reading reading_a, Reading reading_b,
               bool plain_runs) {
 #if __CUDA_ARCH__ < 800
   __trap();
@@ -264,8 +274,8 @@ __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
   ptx::griddepcontrol_wait();
 
   const TileScheduler<kSize, kSize> scheduler(params);
-  Layout layout_a{params.a.row_stride, params.a.col_stride, load_a};
-  Layout layout_b{params.b.col_stride, params.b.row_stride, load_b};
+  Layout layout_a{params.a.row_stride, params.a.col_stride, reading_a};
+  Layout layout_b{params.b.col_stride, params.b.row_stride, reading_b};
   const int k_size = static_cast<int>(params.k);
   const int64_t stride = int64_t{gridDim.x} * (kWarps * kTiles);
 #pragma unroll 1
@@ -276,7 +286,8 @@ __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
     const int mine = lane / kLanes;
     const auto decode = [&] { return scheduler.tile(first + min(mine, tiles - 1)); };
     Operand a[kTiles], b[kTiles];
-    int64_t out_offset;  // of the own tile
+    unsigned last_a, last_b;  // tiles with the end of an operand: a bit for each lane of theirs
+    int64_t out_offset;       // of the own tile
     {
       const Tile tile = decode();
       out_offset = tile.offset.out + tile.m * params.out.row_stride + tile.n;
@@ -287,9 +298,10 @@ __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
             mine < tiles ? static_cast<int>(min(size - begin, int64_t{kSize})) : 0};
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) operands[i] = own.from_lane(i * kLanes);
+        return __ballot_sync(~0u, own.is_last(layout, k_size));
       };
-      share(layout_a, params.a, tile.offset.a, tile.m, params.m, a);
-      share(layout_b, params.b, tile.offset.b, tile.n, params.n, b);
+      last_a = share(layout_a, params.a, tile.offset.a, tile.m, params.m, a);
+      last_b = share(layout_b, params.b, tile.offset.b, tile.n, params.n, b);
     }
 
     Accumulators<kBlocks> acc[kTiles] = {};
@@ -298,11 +310,14 @@ __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
       // Else ptxas works out every address of every layout before the loop, and spills them.
       asm volatile("" : "+l"(layout_a.stride_mn), "+l"(layout_a.stride_k));
       asm volatile("" : "+l"(layout_b.stride_mn), "+l"(layout_b.stride_k));
+      // An aligned run with the operand's end has elements of the last kRun of K alone.
+      const unsigned near_end = k_left < kSize + kRun ? ~0u : 0u;
       Fragment<kBlocks> a_words[kTiles], b_words[kTiles];
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
-        a[i].template request<kBlocks>(layout_a, k_left, lane, a_words[i]);
-        b[i].template request<kBlocks>(layout_b, k_left, lane, b_words[i]);
+        const unsigned tile = near_end & 1u << (i * kLanes);
+        a[i].template request<kBlocks>(layout_a, k_left, !(last_a & tile), lane, a_words[i]);
+        b[i].template request<kBlocks>(layout_b, k_left, !(last_b & tile), lane, b_words[i]);
         a[i].first += kSize * layout_a.stride_k;
         b[i].first += kSize * layout_b.stride_k;
       }

@@ -10,7 +10,7 @@ namespace tgemm::tiny {
 
 struct Arguments {
   GemmParams gemm;
-  Load a, b;
+  Reading a, b;
   bool plain_runs;
 };
 

@@ -15,6 +15,7 @@ namespace {
 
 using tiny::Arguments;
 using tiny::Load;
+using tiny::Reading;
 
 struct Traits {
   int tiles;  // per warp
@@ -80,7 +81,9 @@ Load load_of(const Matrix& matrix, int64_t stride_mn, int64_t stride_k, int64_t 
   }
   if (stride_mn == 1) {
     const bool aligned = has_runs(matrix, mn_size, stride_k, run, problem.batch_dims);
-    return aligned ? Load::kMnMajor : Load::kMnMajorShifted;
+    if (aligned) return Load::kMnMajor;
+    // Shifted, the kernel counts on the operand's end lying at the end of K.
+    if (stride_k > 0 || problem.k == 1) return Load::kMnMajorShifted;
   }
   return Load::kAnyStride;
 }
@@ -91,6 +94,13 @@ Load load_of_a(const Problem& problem, const TileConfig& config) {
 
 Load load_of_b(const Problem& problem, const TileConfig& config) {
   return load_of(problem.b, problem.b.col_stride, problem.b.row_stride, problem.n, problem, config);
+}
+
+// `end`: behind the operand's last element.
+Reading reading_of(Load load, const void* end, const TileConfig& config) {
+  const auto address = reinterpret_cast<uintptr_t>(end);
+  const auto run_bytes = static_cast<uintptr_t>(config.block_k / 4 * sizeof(uint16_t));
+  return {load, reinterpret_cast<const uint16_t*>(address - address % run_bytes)};
 }
 
 bool has_plain_runs(const Problem& problem, const TileConfig& config) {
@@ -134,11 +144,16 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
 
 std::string launch_tiny(const Plan& plan, const Problem& problem, const Operands& operands,
                         const LaunchTarget& target) {
+  const TileConfig& config = *plan.config;
+  const auto* end_a =
+      static_cast<const uint16_t*>(operands.a) + problem.end_of(problem.a, problem.m, problem.k);
+  const auto* end_b =
+      static_cast<const uint16_t*>(operands.b) + problem.end_of(problem.b, problem.k, problem.n);
   const Arguments arguments{.gemm = make_params(plan, problem, operands),
-                            .a = load_of_a(problem, *plan.config),
-                            .b = load_of_b(problem, *plan.config),
-                            .plain_runs = has_plain_runs(problem, *plan.config)};
-  return traits(*plan.config).launch(arguments, target);
+                            .a = reading_of(load_of_a(problem, config), end_a, config),
+                            .b = reading_of(load_of_b(problem, config), end_b, config),
+                            .plain_runs = has_plain_runs(problem, config)};
+  return traits(config).launch(arguments, target);
 }
 
 }  // namespace
