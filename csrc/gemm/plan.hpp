@@ -43,6 +43,7 @@ struct TileConfig {
   double mac_per_cycle =
       0.0;  // multiply-adds per SM and cycle that the mainloop sustains (measured)
   int max_cluster_split = 1;  // up to here split-K adds up within a cluster, without a workspace
+  int tiles_per_cta = 1;  // that a CTA computes at once: more where warps have tiles of their own
 };
 
 struct Plan;

@@ -154,6 +154,7 @@ Json candidate_json(const Problem& problem, bool swapped, const Device& device, 
   const int64_t columns = problem.gated ? 2 * problem.n : problem.n;
   const int64_t tiles = tiles_of(problem.m, config.block_m) * tiles_of(columns, config.block_n) *
                         problem.batch_count();
+  const int64_t ctas = tiles_of(tiles, config.tiles_per_cta) * plan.split_k;
   Json json = Json::object();
   json.member("plan", to_string(plan))
       .member("kernel", plan.kernel->name)
@@ -162,7 +163,7 @@ Json candidate_json(const Problem& problem, bool swapped, const Device& device, 
       .member("predicted_us", plan.predicted_us)
       .member("workspace_bytes", plan.workspace_bytes)
       .member("tiles", tiles)
-      .member("ctas", tiles * plan.split_k)
+      .member("ctas", ctas)
       .member("slots", int64_t{device.sm_count} * config.ctas_per_sm);
   if (plan.packing.any()) {
     json.member("packing", packing_json(plan.packing, swapped))

@@ -17,10 +17,7 @@ using tiny::Arguments;
 using tiny::Load;
 using tiny::Reading;
 
-struct Traits {
-  int tiles;  // per warp
-  std::string (*launch)(const Arguments&, const LaunchTarget&);
-};
+using Launch = std::string (*)(const Arguments&, const LaunchTarget&);
 
 template <class Warp>
 constexpr TileConfig config_of(std::string_view name) {
@@ -32,18 +29,14 @@ constexpr TileConfig config_of(std::string_view name) {
           .stages = 1,
           .shared_memory_bytes = int{sizeof(float)} * tiny::kWarps * Warp::kStagedFloats,
           .ctas_per_sm = Warp::kCtasPerSm,
-          .mac_per_cycle = 512.0};
-}
-
-template <class Warp>
-constexpr Traits traits_of() {
-  return {Warp::kTiles, tiny::launch<Warp>};
+          .mac_per_cycle = 512.0,
+          .tiles_per_cta = tiny::kWarps * Warp::kTiles};
 }
 
 constexpr std::array kConfigs = {config_of<tiny::Tile8>("8x8"), config_of<tiny::Tile16>("16x16"),
                                  config_of<tiny::Tile32>("32x32")};
-constexpr std::array kTraits = {traits_of<tiny::Tile8>(), traits_of<tiny::Tile16>(),
-                                traits_of<tiny::Tile32>()};
+constexpr std::array<Launch, kConfigs.size()> kLaunch = {
+    tiny::launch<tiny::Tile8>, tiny::launch<tiny::Tile16>, tiny::launch<tiny::Tile32>};
 
 // Measured on an H200 (benchmarks/NOTES.md); microseconds.
 constexpr double kTinyStartUs = 2.3;
@@ -58,10 +51,6 @@ constexpr double kElementsUs = 0.8;
 constexpr double kEpilogueUs = 1.5;
 // Latency and the memory's rate slow one another: a norm of them, not the larger.
 constexpr double kNorm = 4.0;
-
-const Traits& traits(const TileConfig& config) {
-  return kTraits[static_cast<size_t>(&config - kConfigs.data())];
-}
 
 // Can `matrix` be read or written in runs of `run` elements along the dimension of `size` elements,
 // lines of which are `stride` apart?
@@ -125,7 +114,8 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
                           ceil_div(problem.n, config.block_n) * problem.batch_count());
   const double steps = static_cast<double>(ceil_div(problem.k, config.block_k));
   const double slots = std::max(1, device.sm_count) * config.ctas_per_sm * tiny::kWarps;
-  const double waves = std::max(1.0, std::ceil(tiles / traits(config).tiles) / slots);
+  const int per_warp = config.tiles_per_cta / tiny::kWarps;
+  const double waves = std::max(1.0, std::ceil(tiles / per_warp) / slots);
   double step_us = kStepUs;
   for (const Load load : {load_of_a(problem, config), load_of_b(problem, config)}) {
     if (load == Load::kKMajorShifted || load == Load::kMnMajorShifted) step_us += kShiftedUs;
@@ -153,7 +143,7 @@ std::string launch_tiny(const Plan& plan, const Problem& problem, const Operands
                             .a = reading_of(load_of_a(problem, config), end_a, config),
                             .b = reading_of(load_of_b(problem, config), end_b, config),
                             .plain_runs = has_plain_runs(problem, config)};
-  return traits(config).launch(arguments, target);
+  return kLaunch[static_cast<size_t>(&config - kConfigs.data())](arguments, target);
 }
 
 }  // namespace
