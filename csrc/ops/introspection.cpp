@@ -309,9 +309,11 @@ void boxed_reset_stats(StableIValue*, uint64_t, uint64_t) { reset_stats(); }
 
 void boxed_add_tuning(StableIValue* stack, uint64_t, uint64_t) {
   const Text card(torch::stable::detail::to<StringHandle>(stack[0]));
-  const auto sm_count = static_cast<int>(torch::stable::detail::to<int64_t>(stack[1]));
+  const auto sm_count = torch::stable::detail::to<int64_t>(stack[1]);
+  check(sm_count > 0 && sm_count <= std::numeric_limits<int>::max(), "tgemm: no card has ",
+        sm_count, " SMs");
   const Text table(torch::stable::detail::to<StringHandle>(stack[2]));
-  const std::string error = add_tuning(card.view(), sm_count, table.view());
+  const std::string error = add_tuning(card.view(), static_cast<int>(sm_count), table.view());
   if (!error.empty()) fail("tgemm: " + error);
 }
 
