@@ -2,6 +2,7 @@
 // made.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -28,6 +29,10 @@ struct Device {
   int64_t l2_bytes = 0;
   double clock_ghz = 0.0;            // boost clock of the SMs
   double memory_bytes_per_us = 0.0;  // read bandwidth
+  // Clusters of 1 to 8 CTAs, each with an SM to itself, that run at once, as a share of those that
+  // all SMs would hold: the SMs of a part of the chip that are too few for a cluster idle. An
+  // H200's, as cudaOccupancyMaxActiveClusters gives them.
+  std::array<double, 8> cluster_shares = {1.0, 1.0, 0.886, 0.909, 0.833, 0.773, 0.795, 0.909};
 };
 
 // One way to run a kernel family: a CTA tile and how it is pipelined.
