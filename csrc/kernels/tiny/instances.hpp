@@ -11,7 +11,7 @@ namespace tgemm::tiny {
 struct Arguments {
   GemmParams gemm;
   Reading a, b;
-  bool plain_runs;
+  int store_width;
 };
 
 // Enqueues the kernel, or describes it.

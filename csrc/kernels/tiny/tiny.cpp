@@ -49,8 +49,14 @@ constexpr double kElementsUs = 0.8;
 // More of a tile of 32x32 outputs whose epilogue is more than storing runs; twice that where it is
 // done element by element.
 constexpr double kEpilogueUs = 1.5;
+// The same where it only stores them in pieces that are shorter than runs. Estimated: a fifth of
+// the instructions.
+constexpr double kNarrowStoreUs = 0.5;
 // Latency and the memory's rate slow one another: a norm of them, not the larger.
 constexpr double kNorm = 4.0;
+
+// Elements that a lane loads or stores at once, at best.
+int run_of(const TileConfig& config) { return config.block_k / 4; }
 
 // Can `matrix` be read or written in runs of `run` elements along the dimension of `size` elements,
 // lines of which are `stride` apart?
@@ -63,7 +69,7 @@ bool has_runs(const Matrix& matrix, int64_t size, int64_t stride, int run, int b
 
 Load load_of(const Matrix& matrix, int64_t stride_mn, int64_t stride_k, int64_t mn_size,
              const Problem& problem, const TileConfig& config) {
-  const int run = config.block_k / 4;
+  const int run = run_of(config);
   if (stride_k == 1) {
     const bool aligned = has_runs(matrix, problem.k, stride_mn, run, problem.batch_dims);
     return aligned ? Load::kKMajor : Load::kKMajorShifted;
@@ -88,17 +94,25 @@ Load load_of_b(const Problem& problem, const TileConfig& config) {
 // `end`: behind the operand's last element.
 Reading reading_of(Load load, const void* end, const TileConfig& config) {
   const auto address = reinterpret_cast<uintptr_t>(end);
-  const auto run_bytes = static_cast<uintptr_t>(config.block_k / 4 * sizeof(uint16_t));
+  const auto run_bytes = static_cast<uintptr_t>(run_of(config) * sizeof(uint16_t));
   return {load, reinterpret_cast<const uint16_t*>(address - address % run_bytes)};
 }
 
-bool has_plain_runs(const Problem& problem, const TileConfig& config) {
+// How many outputs the kernel's own epilogue, which knows alpha alone, can store at once; 0 where
+// it takes the common one.
+int store_width_of(const Problem& problem, const TileConfig& config) {
   const Epilogue& epilogue = problem.epilogue;
-  return !epilogue.has_bias && !epilogue.has_residual && !epilogue.has_preact &&
-         epilogue.activation == Activation::kNone && problem.out.dtype != DType::kFloat32 &&
-         problem.out.col_stride == 1 &&
-         has_runs(problem.out, problem.n, problem.out.row_stride, config.block_n / 4,
-                  problem.batch_dims);
+  if (epilogue.has_bias || epilogue.has_residual || epilogue.has_preact ||
+      epilogue.activation != Activation::kNone || problem.out.dtype == DType::kFloat32 ||
+      problem.out.col_stride != 1) {
+    return 0;
+  }
+  int width = run_of(config);
+  while (width > 1 &&
+         !has_runs(problem.out, problem.n, problem.out.row_stride, width, problem.batch_dims)) {
+    width /= 2;
+  }
+  return width;
 }
 
 const char* rejects(const Problem& problem, const Device& device, const TileConfig&) {
@@ -122,9 +136,13 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
     if (load == Load::kAnyStride) step_us += kElementsUs;
   }
   double tile_us = kTileUs;
-  if (!has_plain_runs(problem, config)) {
+  const double area = config.block_m * config.block_n / 1024.0;
+  const int store_width = store_width_of(problem, config);
+  if (store_width == 0) {
     const bool vectors = problem.n % 4 == 0 && problem.out.row_stride % 4 == 0;
-    tile_us += kEpilogueUs * (vectors ? 1.0 : 2.0) * config.block_m * config.block_n / 1024.0;
+    tile_us += kEpilogueUs * (vectors ? 1.0 : 2.0) * area;
+  } else if (store_width < run_of(config)) {
+    tile_us += kNarrowStoreUs * area;
   }
   const double latency_us = waves * (tile_us + steps * step_us);
   return kTinyStartUs +
@@ -142,7 +160,7 @@ std::string launch_tiny(const Plan& plan, const Problem& problem, const Operands
   const Arguments arguments{.gemm = make_params(plan, problem, operands),
                             .a = reading_of(load_of_a(problem, config), end_a, config),
                             .b = reading_of(load_of_b(problem, config), end_b, config),
-                            .plain_runs = has_plain_runs(problem, config)};
+                            .store_width = store_width_of(problem, config)};
   return kLaunch[static_cast<size_t>(&config - kConfigs.data())](arguments, target);
 }
 
