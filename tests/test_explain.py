@@ -117,6 +117,15 @@ def test_split_k_counts_its_ctas():
     assert "of partial sums" in str(found)
 
 
+@pytest.mark.parametrize(("tile", "per_cta"), [("8x8", 16), ("16x16", 4), ("32x32", 4)])
+def test_ctas_that_compute_several_tiles(tile, per_cta):
+    found = explain("100x30x41x20", dtype="fp16", force_kernel=f"tiny:{tile}")
+    chosen, side = found.chosen, int(tile.partition("x")[0])
+    assert chosen.tiles == 100 * -(-30 // side) * -(-41 // side)
+    assert chosen.ctas == -(-chosen.tiles // per_cta)
+    assert chosen.waves == chosen.ctas / chosen.slots
+
+
 def test_epilogue_and_options_reach_the_problem():
     x, weight = meta(64, 256), meta(128, 256)
     found = explain(

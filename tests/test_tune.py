@@ -500,6 +500,13 @@ def test_damaged_files(tmp_path, stored, change, words):
     assert str(path) in sentence
 
 
+@pytest.mark.parametrize("sm_count", [2**32 + 132, 0, -1])
+def test_no_card_has_so_many_sms(sm_count):
+    """Not those that are left of the number in 32 bits either."""
+    with pytest.raises(RuntimeError, match=rf"^tgemm: no card has {sm_count} SMs$"):
+        torch.ops.tgemm._add_tuning("NVIDIA H200", sm_count, "")
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -2,6 +2,7 @@
 // made.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -28,6 +29,10 @@ struct Device {
   int64_t l2_bytes = 0;
   double clock_ghz = 0.0;            // boost clock of the SMs
   double memory_bytes_per_us = 0.0;  // read bandwidth
+  // Clusters of 1 to 8 CTAs, each with an SM to itself, that run at once, as a share of those that
+  // all SMs would hold: the SMs of a part of the chip that are too few for a cluster idle. An
+  // H200's, as cudaOccupancyMaxActiveClusters gives them.
+  std::array<double, 8> cluster_shares = {1.0, 1.0, 0.886, 0.909, 0.833, 0.773, 0.795, 0.909};
 };
 
 // One way to run a kernel family: a CTA tile and how it is pipelined.
@@ -43,6 +48,7 @@ struct TileConfig {
   double mac_per_cycle =
       0.0;  // multiply-adds per SM and cycle that the mainloop sustains (measured)
   int max_cluster_split = 1;  // up to here split-K adds up within a cluster, without a workspace
+  int tiles_per_cta = 1;  // that a CTA computes at once: more where warps have tiles of their own
 };
 
 struct Plan;

@@ -93,6 +93,12 @@ struct Problem {
     for (int i = 0; i < batch_dims; ++i) count *= batch_size[i];
     return count;
   }
+  // Where the last element of a matrix ends, in elements from its first on; none of its sizes is 0.
+  int64_t end_of(const Matrix& matrix, int64_t rows, int64_t columns) const {
+    int64_t last = (rows - 1) * matrix.row_stride + (columns - 1) * matrix.col_stride;
+    for (int i = 0; i < batch_dims; ++i) last += (batch_size[i] - 1) * matrix.batch_stride[i];
+    return last + 1;
+  }
   bool empty() const { return m == 0 || n == 0 || batch_count() == 0; }
   // An operand is K-major when consecutive k are adjacent in memory (the layout of both operands of
   // nn.Linear), MN-major when consecutive rows of A (columns of B) are.

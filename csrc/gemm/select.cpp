@@ -119,9 +119,13 @@ std::string to_string(const Plan& plan) {
   return text;
 }
 
-std::string unknown_plan(std::string_view text) {
+std::string untunable_plan(std::string_view text) {
   const Force force = parse_force(text);
-  return force.error.empty() ? unknown_name(force) : force.error;
+  if (!force.error.empty()) return force.error;
+  if (std::string error = unknown_name(force); !error.empty()) return error;
+  if (std::ranges::find(kernel_table(), force.kernel, &KernelEntry::name)->automatic) return {};
+  return std::string(force.kernel) +
+         " runs only where force_kernel names it: a tuning table cannot choose it";
 }
 
 Selection select(const Problem& problem, const Device& device, std::string_view force_text,

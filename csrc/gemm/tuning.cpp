@@ -94,7 +94,7 @@ std::string add_tuning(std::string_view card, int sm_count, std::string_view tex
     if (tab == std::string_view::npos) return "a line of the tuning table has no problem";
     const std::string_view way = line.substr(0, tab);
     if (way != kAtenWay && way != kTwoGemmsWay) {
-      std::string error = unknown_plan(way);
+      std::string error = untunable_plan(way);
       if (!error.empty()) return error;
     }
     added.emplace_back(card_key(card, sm_count, line.substr(tab + 1)), way);
@@ -127,7 +127,7 @@ Choice choose(const Problem& problem, const Device& device, std::vector<Candidat
     Selection measured = select(problem, device, way);
     choice.tuned = measured.plan.has_value();
     if (choice.tuned) choice.selection = std::move(measured);
-    // A way that is never chosen by itself, a kernel of the ladder for one, is a candidate here.
+    // A way that is not chosen by itself, a kernel for fewer rows for one, is a candidate here.
     if (choice.tuned && report) {
       const Plan& plan = *choice.selection.plan;
       const auto same = [&](const Candidate& candidate) {

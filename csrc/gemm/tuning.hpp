@@ -27,8 +27,9 @@ std::string problem_key(const Problem& problem);
 bool aten_computes(const Problem& problem);
 
 // Empty if `plan` ("mma_sync:128x256,split_k=2", as `force` of select()) names a kernel and a
-// configuration of the table, otherwise a sentence.
-std::string unknown_plan(std::string_view plan);
+// configuration of the table, and one that may run without being named by a call; otherwise a
+// sentence.
+std::string untunable_plan(std::string_view plan);
 
 // Adds the lines "WAY\tKEY" of `table` for cards of this name and number of SMs; a key that is
 // known gets the new way. Returns an empty string or, having added nothing, what is wrong.

@@ -17,6 +17,8 @@ template <int kVec, int kGroups>
 __global__ void __launch_bounds__(kThreads)
     split_k_reduce_kernel(const __grid_constant__ GemmParams params) {
   constexpr int kOutputs = kThreads / kGroups;
+  // Of the few splits that one group adds up, more loads at once would spill.
+  constexpr int kAtOnce = kGroups == 1 ? 4 : 8;
   __shared__ float sums[kGroups][kOutputs][kVec];
   const int group = static_cast<int>(threadIdx.x) / kOutputs;
   const int output = static_cast<int>(threadIdx.x) % kOutputs;
@@ -37,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
     const float* partial = params.workspace + row * params.workspace_pitch + n;
     float sum[1][kVec] = {};
     if (exists) {
-#pragma unroll 8
+#pragma unroll kAtOnce
       for (int split = first_split; split < last_split; ++split) {
         float value[kVec];
         load_elements(partial + split * split_stride, DType::kFloat32, 0, value);

@@ -154,6 +154,7 @@ Json candidate_json(const Problem& problem, bool swapped, const Device& device, 
   const int64_t columns = problem.gated ? 2 * problem.n : problem.n;
   const int64_t tiles = tiles_of(problem.m, config.block_m) * tiles_of(columns, config.block_n) *
                         problem.batch_count();
+  const int64_t ctas = tiles_of(tiles, config.tiles_per_cta) * plan.split_k;
   Json json = Json::object();
   json.member("plan", to_string(plan))
       .member("kernel", plan.kernel->name)
@@ -162,7 +163,7 @@ Json candidate_json(const Problem& problem, bool swapped, const Device& device, 
       .member("predicted_us", plan.predicted_us)
       .member("workspace_bytes", plan.workspace_bytes)
       .member("tiles", tiles)
-      .member("ctas", tiles * plan.split_k)
+      .member("ctas", ctas)
       .member("slots", int64_t{device.sm_count} * config.ctas_per_sm);
   if (plan.packing.any()) {
     json.member("packing", packing_json(plan.packing, swapped))
@@ -308,9 +309,11 @@ void boxed_reset_stats(StableIValue*, uint64_t, uint64_t) { reset_stats(); }
 
 void boxed_add_tuning(StableIValue* stack, uint64_t, uint64_t) {
   const Text card(torch::stable::detail::to<StringHandle>(stack[0]));
-  const auto sm_count = static_cast<int>(torch::stable::detail::to<int64_t>(stack[1]));
+  const auto sm_count = torch::stable::detail::to<int64_t>(stack[1]);
+  check(sm_count > 0 && sm_count <= std::numeric_limits<int>::max(), "tgemm: no card has ",
+        sm_count, " SMs");
   const Text table(torch::stable::detail::to<StringHandle>(stack[2]));
-  const std::string error = add_tuning(card.view(), sm_count, table.view());
+  const std::string error = add_tuning(card.view(), static_cast<int>(sm_count), table.view());
   if (!error.empty()) fail("tgemm: " + error);
 }
 

@@ -119,7 +119,7 @@ TEST_F(Tuning, ChoosesWhatWasMeasured) {
   select(problem, h200(), {}, &untuned);
   EXPECT_EQ(report.size(), untuned.size());
 
-  add(line("naive", problem));  // which is not chosen by itself
+  add(line("gemv", problem));  // which is not chosen by itself for so many rows
   report.clear();
   choose(problem, h200(), &report);
   EXPECT_EQ(report.size(), untuned.size() + 1);
@@ -158,6 +158,9 @@ TEST_F(Tuning, RefusesATableAsAWhole) {
   EXPECT_EQ(add_tuning(card.name, card.sm_count, line("cutlass", problem))
                 .find("there is no kernel named \"cutlass\"; the kernels are skinny, sm90"),
             0);
+  EXPECT_EQ(add_tuning(card.name, card.sm_count, good + line("tiled", problem)),
+            "tiled runs only where force_kernel names it: a tuning table cannot choose it");
+  EXPECT_EQ(chosen(problem), predicted);
 }
 
 TEST_F(Tuning, PassesOverWhatCannotRun) {

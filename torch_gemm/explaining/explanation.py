@@ -36,7 +36,7 @@ class Candidate:
     split_k: int = 1
     tile: Mapping[str, Any] | None = None  # as an entry of "configs" in `torch_gemm.kernels`
     tiles: int = 0  # of the output
-    ctas: int = 0  # tiles times split_k
+    ctas: int = 0  # that compute them, and the splits of their K
     slots: int = 0  # CTAs that the card holds at once
 
     @property

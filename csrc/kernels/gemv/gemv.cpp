@@ -54,9 +54,19 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
          std::max(waves * (kTileUs + steps * kStepUs), memory_us(problem, device) / kMemoryShare);
 }
 
+// Elements of an operand in a piece that lies across its end.
+int64_t elements_at_end(const void* pointer, int64_t end) {
+  const auto address = reinterpret_cast<uintptr_t>(static_cast<const uint16_t*>(pointer) + end);
+  return static_cast<int64_t>(address / sizeof(uint16_t) % gemv::kPieceElements);
+}
+
 std::string launch_gemv(const Plan& plan, const Problem& problem, const Operands& operands,
                         const LaunchTarget& target) {
-  return gemv::launch(make_params(plan, problem, operands), target);
+  const int64_t tail =
+      std::max(elements_at_end(operands.a, problem.end_of(problem.a, problem.m, problem.k)),
+               elements_at_end(operands.b, problem.end_of(problem.b, problem.k, problem.n)));
+  return gemv::launch(make_params(plan, problem, operands),
+                      static_cast<int>(std::min(tail, problem.k)), target);
 }
 
 }  // namespace

@@ -6,6 +6,10 @@
 // Which k a lane multiplies is free as long as x and the weight agree, so each lane walks down a
 // part of K of its own, and what the next step needs of a piece of 16 bytes is still in its
 // registers.
+//
+// A piece of 16 bytes that lies across the end of x or of the weight has no more than 7 elements of
+// them, the last of the last row: no piece is read for as many elements of K (the tail), and one
+// warp multiplies them of every row, read one by one.
 #include <cstdint>
 
 #include "device/epilogue.cuh"
@@ -19,7 +23,6 @@ namespace tgemm::gemv {
 namespace {
 
 constexpr int kThreads = 32 * kWarps;
-constexpr int kPieceElements = 8;  // of 16 bytes
 constexpr int kWords = kStep / 2;  // of two elements, per step
 constexpr int kWarpStep = 4 * kStep;
 
@@ -82,8 +85,31 @@ class RowStream {
   int left_;   // from the next step's first element on
 };
 
+// A row of x or of the weight. Nothing is read of one beyond the matrix, for which its first row
+// stands.
+struct Row {
+  const uint16_t* first;
+  bool exists;
+
+  __device__ Row(const MatrixParams& matrix, int64_t offset, int64_t stride, int64_t row,
+                 int64_t size)
+      : first(static_cast<const uint16_t*>(matrix.pointer) + offset +
+              (row < size ? row : 0) * stride),
+        exists(row < size) {}
+
+  __device__ RowStream stream(int begin, int end) const {
+    return RowStream(first, begin, exists ? end : 0);
+  }
+  // The elements `begin` and the next; zeros from `end` on.
+  __device__ uint32_t pair(int begin, int end) const {
+    const uint32_t low = exists && begin < end ? __ldg(first + begin) : 0u;
+    const uint32_t high = exists && begin + 1 < end ? __ldg(first + begin + 1) : 0u;
+    return low | high << 16;
+  }
+};
+
 __global__ void __launch_bounds__(kThreads, 2)
-    gemv_kernel(const __grid_constant__ GemmParams params) {
+    gemv_kernel(const __grid_constant__ GemmParams params, int tail) {
 #if __CUDA_ARCH__ < 800
   __trap();
 #else
@@ -93,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
 
-  const int k_size = static_cast<int>(params.k);
+  const int k_size = static_cast<int>(params.k) - tail;
   const int part_size = ((k_size + kWarps - 1) / kWarps + kWarpStep - 1) / kWarpStep * kWarpStep;
   const int end = min((warp + 1) * part_size, k_size);
   const int begin = warp * part_size + quad * kStep;
@@ -102,18 +128,23 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll 1
   for (int64_t index = blockIdx.x; index < scheduler.count(); index += gridDim.x) {
     const Tile tile = scheduler.tile(index);
-    const auto row_of = [&](const MatrixParams& matrix, int64_t offset, int64_t stride, int64_t row,
-                            int64_t size) {
-      const bool exists = row < size;
-      const auto* first = static_cast<const uint16_t*>(matrix.pointer) + offset;
-      return RowStream(first + (exists ? row : 0) * stride, begin, exists ? end : 0);
-    };
-    RowStream x = row_of(params.a, tile.offset.a, params.a.row_stride, tile.m + group, params.m);
-    RowStream upper =
-        row_of(params.b, tile.offset.b, params.b.col_stride, tile.n + group, params.n);
-    RowStream lower =
-        row_of(params.b, tile.offset.b, params.b.col_stride, tile.n + group + 8, params.n);
+    const Row x_row(params.a, tile.offset.a, params.a.row_stride, tile.m + group, params.m);
+    const Row upper_row(params.b, tile.offset.b, params.b.col_stride, tile.n + group, params.n);
+    const Row lower_row(params.b, tile.offset.b, params.b.col_stride, tile.n + group + 8, params.n);
+    RowStream x = x_row.stream(begin, end);
+    RowStream upper = upper_row.stream(begin, end);
+    RowStream lower = lower_row.stream(begin, end);
     float acc[4] = {};
+    if (tail > 0 && warp == kWarps - 1) {
+      const int first = k_size + 2 * quad, last = k_size + tail;
+      const uint32_t a[2] = {upper_row.pair(first, last), lower_row.pair(first, last)};
+      const uint32_t b = x_row.pair(first, last);
+      if (params.a.dtype == DType::kFloat16) {
+        ptx::mma_m16n8k8_f16(acc, a, b);
+      } else {
+        ptx::mma_m16n8k8_bf16(acc, a, b);
+      }
+    }
 #pragma unroll 1
     for (int k = 0; k < part_size; k += kWarpStep) {
       uint32_t a0[kWords], a1[kWords], b[kWords];
@@ -150,9 +181,9 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 }  // namespace
 
-std::string launch(const GemmParams& params, const LaunchTarget& target) {
+std::string launch(const GemmParams& params, int tail, const LaunchTarget& target) {
   return launch_dependent<gemv_kernel>(tile_count(params, kRows, kColumns), kThreads,
-                                       /*shared_bytes=*/0, target, params);
+                                       /*shared_bytes=*/0, target, params, tail);
 }
 
 }  // namespace tgemm::gemv

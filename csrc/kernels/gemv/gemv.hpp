@@ -16,8 +16,11 @@ constexpr int kWarps = 8;     // which divide K
 // as many elements at a time.
 constexpr int kStep = 16;
 
-// Enqueues the kernel, or describes it.
-std::string launch(const GemmParams& params, const LaunchTarget& target);
+constexpr int kPieceElements = 8;  // of the 16 bytes that are read at once
+
+// Enqueues the kernel, or describes it. `tail`: elements at the end of K for which no pieces may be
+// read, fewer than a piece has.
+std::string launch(const GemmParams& params, int tail, const LaunchTarget& target);
 
 }  // namespace gemv
 

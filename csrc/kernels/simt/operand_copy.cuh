@@ -51,8 +51,7 @@ class OperandCopy<Copy::kKMajor, kBlockMn, kBlockK, kThreads> {
   static constexpr bool kAsync = true;
 
   __device__ OperandCopy(const OperandView& view, int thread)
-      : base_(static_cast<const float*>(view.base)),
-        tile_(base_ + view.mn * view.stride_mn + view.k),
+      : tile_(static_cast<const float*>(view.base) + view.mn * view.stride_mn + view.k),
         k_(thread % 8 - view.padding) {
     const int row = thread / 8;
     const int last_row = static_cast<int>(min(view.mn_size - view.mn, int64_t{kBlockMn})) - 1;
@@ -69,12 +68,12 @@ class OperandCopy<Copy::kKMajor, kBlockMn, kBlockK, kThreads> {
     const int pass = index / kStepsK;
     const int step = index % kStepsK;
     const uint32_t shared = slot + shared_offset_ + 4 * (step * 8 * kPitch + pass * kRowsPerPass);
-    const float* pointer = tile_ + offset_[pass] + step * 8;
     if constexpr (kFirstBlock) {
-      const bool valid = k_ + step * 8 >= 0;
-      ptx::cp_async_4_zfill(shared, valid ? pointer : base_, valid ? 4 : 0);
+      // In the padding, the first k of the row is named, and nothing is read.
+      const int k = max(step * 8, -k_);
+      ptx::cp_async_4_zfill(shared, tile_ + (offset_[pass] + k), k == step * 8 ? 4 : 0);
     } else {
-      ptx::cp_async_4_if(shared, pointer, enabled);
+      ptx::cp_async_4_if(shared, tile_ + offset_[pass] + step * 8, enabled);
     }
     if (index == kCopies - 1) tile_ += kBlockK;
   }
@@ -82,7 +81,6 @@ class OperandCopy<Copy::kKMajor, kBlockMn, kBlockK, kThreads> {
   __device__ void finish(float*) {}
 
  private:
-  const float* base_;
   const float* tile_;  // first row of the tile, first k of the next block
   uint32_t offset_[kPasses];
   uint32_t shared_offset_;

@@ -100,11 +100,11 @@ const Traits& traits(const TileConfig& config) {
   return kTraits[static_cast<size_t>(&config - kConfigs.data())];
 }
 
-// Clusters that run at once. The SMs of a part of the chip that are too few for a cluster idle; the
-// shares that do not are those of an H200, as cudaOccupancyMaxActiveClusters gives them.
+// Clusters that run at once.
 int64_t resident_clusters(const Device& device, int64_t size) {
-  constexpr double kShares[] = {1.0, 1.0, 0.886, 0.909, 0.833, 0.773, 0.795, 0.909};  // of 1 to 8
-  const double share = kShares[std::clamp<int64_t>(size, 1, 8) - 1];
+  const auto sizes = static_cast<int64_t>(device.cluster_shares.size());
+  const double share =
+      device.cluster_shares[static_cast<size_t>(std::clamp<int64_t>(size, 1, sizes) - 1)];
   const double clusters = device.sm_count * share / static_cast<double>(size);
   return std::max<int64_t>(1, std::lround(clusters));
 }

@@ -62,19 +62,53 @@ __device__ inline void store_run(uint16_t* to, const uint32_t (&words)[kWords]) 
   }
 }
 
-// The run at `from`, which may be any element's address: two aligned loads, shifted into place. Of
-// the run `elements` exist; where they end, zeros follow.
+// Stores the first `left` elements of a run, `width` elements at a time: 2, 4, 8, ..., as many as
+// the run has at most. Neither the address nor `left` splits such a piece.
+template <int kPieceWords, int kWords>
+__device__ inline void store_pieces(uint16_t* to, const uint32_t (&words)[kWords], int left,
+                                    int width) {
+  if constexpr (kPieceWords > 0) {
+    if (width < 2 * kPieceWords) return store_pieces<kPieceWords / 2>(to, words, left, width);
+#pragma unroll
+    for (int w = 0; w < kWords; w += kPieceWords) {
+      uint32_t piece[kPieceWords];
+#pragma unroll
+      for (int i = 0; i < kPieceWords; ++i) piece[i] = words[w + i];
+      if (2 * w < left) store_run(to + 2 * w, piece);
+    }
+  }
+}
+
+// Element of an aligned run of kWords words.
 template <int kWords>
-__device__ inline void load_shifted_run(uint32_t (&words)[kWords], const uint16_t* from,
-                                        int elements) {
+__device__ inline int shift_of(const uint16_t* from) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(from) / 2 % (2 * kWords));
+}
+
+// The largest tile has no registers for all that its runs are shifted out of.
+template <int kBlocks>
+constexpr bool kShiftsAtOnce = kBlocks == 4;
+
+// The two aligned runs that the run at `from` lies across, wherever it begins. Of it `elements`
+// exist; an aligned run without one of them may not be there, and is not read.
+template <int kWords>
+__device__ inline void load_around(uint32_t (&low)[kWords], uint32_t (&high)[kWords],
+                                   const uint16_t* from, int elements) {
   constexpr int kElements = 2 * kWords;
-  const auto address = reinterpret_cast<uintptr_t>(from);
-  const int shift = static_cast<int>(address % (2 * kElements)) / 2;
-  const uint16_t* const aligned = from - shift;
-  uint32_t low[kWords] = {}, high[kWords] = {};
-  // A load without one of the elements may be of memory that is not there.
+  const int shift = shift_of<kWords>(from);
+  const auto* aligned = reinterpret_cast<const uint16_t*>(reinterpret_cast<uintptr_t>(from) &
+                                                          ~uintptr_t{4 * kWords - 1});
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) low[i] = high[i] = 0;
   if (elements > 0) load_run(low, aligned);
   if (min(elements, kElements) > kElements - shift) load_run(high, aligned + kElements);
+}
+
+// Out of those two, the run, in place of the first: it begins at the element `shift`. Zeros follow
+// its `elements`.
+template <int kWords>
+__device__ inline void shift_run(uint32_t (&low)[kWords], const uint32_t (&high)[kWords], int shift,
+                                 int elements) {
   uint32_t down[2 * kWords];
 #pragma unroll
   for (int i = 0; i < kWords; ++i) down[i] = low[i], down[kWords + i] = high[i];
@@ -88,79 +122,122 @@ __device__ inline void load_shifted_run(uint32_t (&words)[kWords], const uint16_
 #pragma unroll
   for (int i = 0; i < kWords; ++i) {
     const uint32_t word = __funnelshift_r(down[i], down[i + 1], shift & 1 ? 16 : 0);
-    words[i] = 2 * i + 1 < elements ? word : 2 * i < elements ? word & 0xffffu : 0u;
+    low[i] = 2 * i + 1 < elements ? word : 2 * i < elements ? word & 0xffffu : 0u;
   }
 }
 
 // How an operand lies in memory: the same for all tiles, so nothing of it takes a lane's registers.
 struct Layout {
   int64_t stride_mn, stride_k;
-  Load load;
+  Reading reading;
 
   __device__ bool mn_major() const {
-    return load == Load::kMnMajor || load == Load::kMnMajorShifted;
+    return reading.load == Load::kMnMajor || reading.load == Load::kMnMajorShifted;
   }
+  __device__ bool aligned() const {
+    return reading.load == Load::kKMajor || reading.load == Load::kMnMajor;
+  }
+  __device__ bool shifted() const {
+    return reading.load == Load::kKMajorShifted || reading.load == Load::kMnMajorShifted;
+  }
+  // A line has consecutive k of one row, or consecutive rows at one k. From line to line, and from
+  // element to element of a line:
+  __device__ int64_t line_stride() const { return mn_major() ? stride_k : stride_mn; }
+  __device__ int64_t stride() const { return mn_major() ? stride_mn : stride_k; }
+};
+
+// The elements of a tile that a lane loads: a run of kRun elements from `run` on, of `line` and of
+// every second line after it.
+template <int kBlocks>
+struct LanePart {
+  int line, run;
+
+  __device__ explicit LanePart(int lane)
+      : line(permuted<kBlocks>(0, lane / 4)), run(2 * kBlocks * (lane % 4)) {}
 };
 
 // Rows of A (columns of B) that belong to a tile, from some k on.
 struct Operand {
-  const uint16_t* first;
-  int mn_left;  // none: a tile that does not exist
+  const uint16_t* first;  // of the tile; of the lane's part, once it is known
+  int mn_left;            // of the tile. None: a tile that does not exist
 
   __device__ Operand from_lane(int lane) const {
     const auto address = __shfl_sync(~0u, reinterpret_cast<unsigned long long>(first), lane);
     return {reinterpret_cast<const uint16_t*>(address), __shfl_sync(~0u, mn_left, lane)};
   }
 
-  // Requests the first kSize of K, of which k_left exist; zeros beyond the matrix. What arrives has
-  // to be brought into order by `arrange`, which is another function lest the warp waits for one
-  // operand before it requests the next.
+  // Would aligned loads reach beyond the end of what `layout` describes, somewhere in `k_size` of
+  // K?
+  __device__ bool is_last(const Layout& layout, int k_size) const {
+    const uint16_t* last =
+        first + (mn_left - 1) * layout.stride_mn + (k_size - 1) * layout.stride_k;
+    return last >= layout.reading.whole_runs_end;
+  }
+
+  // Requests the first kSize of K, of which k_left exist; zeros beyond the matrix. Where shifted
+  // runs could reach beyond the operand, element by element. What arrives has to be brought into
+  // place by `shift` and `transpose`, which are other functions lest the warp waits for one operand
+  // before it requests the next.
   template <int kBlocks>
-  __device__ void request(const Layout& layout, int k_left, int lane,
-                          Fragment<kBlocks>& words) const {
-    const int group = lane / 4, run = 2 * kBlocks * (lane % 4);
-    if (layout.load == Load::kAnyStride) {
+  __device__ void request(const Layout& layout, const LanePart<kBlocks>& part, int k_left,
+                          bool whole_runs, Fragment<kBlocks>& words,
+                          Fragment<kBlocks>& above) const {
+    const bool mn_major = layout.mn_major();
+    const int lines = (mn_major ? k_left : mn_left) - part.line;
+    const int elements = (mn_major ? mn_left : k_left) - part.run;
+    const int64_t line_stride = layout.line_stride();
+    if (layout.aligned()) {
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
-        const int row = permuted<kBlocks>(j, group);
-        const int left = row < mn_left ? k_left - run : 0;
-        const uint16_t* from = first + row * layout.stride_mn + run * layout.stride_k;
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) words[j][i] = 0;
+        if (2 * j < lines && elements > 0) load_run(words[j], first + 2 * j * line_stride);
+      }
+    } else if (layout.shifted() && whole_runs) {
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        const uint16_t* from = first + 2 * j * line_stride;
+        const int left = 2 * j < lines ? elements : 0;
+        load_around(words[j], above[j], from, left);
+        if (kShiftsAtOnce<kBlocks>) shift_run(words[j], above[j], shift_of<kBlocks>(from), left);
+      }
+    } else {
+      const int64_t stride = layout.stride();
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        const int left = 2 * j < lines ? elements : 0;
+        const uint16_t* from = first + 2 * j * line_stride;
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) {
           const uint32_t low = 2 * i < left ? __ldg(from) : 0u;
-          const uint32_t high = 2 * i + 1 < left ? __ldg(from + layout.stride_k) : 0u;
+          const uint32_t high = 2 * i + 1 < left ? __ldg(from + stride) : 0u;
           words[j][i] = low | high << 16;
-          from += 2 * layout.stride_k;
+          from += 2 * stride;
         }
       }
-      return;
     }
-    // A line has consecutive k of one row, or consecutive rows at one k.
+  }
+
+  // Shifts what was requested, with the same arguments, in shifted runs. `first` may have moved on
+  // by kSize of K: that many elements are whole runs.
+  template <int kBlocks>
+  __device__ void shift(const Layout& layout, const LanePart<kBlocks>& part, int k_left,
+                        bool whole_runs, Fragment<kBlocks>& words,
+                        const Fragment<kBlocks>& above) const {
+    if (kShiftsAtOnce<kBlocks> || !layout.shifted() || !whole_runs) return;
     const bool mn_major = layout.mn_major();
-    const int64_t stride = mn_major ? layout.stride_k : layout.stride_mn;
-    const int lines = mn_major ? k_left : mn_left;
-    const int elements = (mn_major ? mn_left : k_left) - run;
-    const bool aligned = layout.load == Load::kKMajor || layout.load == Load::kMnMajor;
-    if (aligned) {
+    const int lines = (mn_major ? k_left : mn_left) - part.line;
+    const int elements = (mn_major ? mn_left : k_left) - part.run;
 #pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-        const int line = permuted<kBlocks>(j, group);
-#pragma unroll
-        for (int i = 0; i < kBlocks; ++i) words[j][i] = 0;
-        if (line < lines && elements > 0) load_run(words[j], first + line * stride + run);
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-        const int line = permuted<kBlocks>(j, group);
-        load_shifted_run(words[j], first + line * stride + run, line < lines ? elements : 0);
-      }
+    for (int j = 0; j < kBlocks; ++j) {
+      const int shift = shift_of<kBlocks>(first + 2 * j * layout.line_stride());
+      shift_run(words[j], above[j], shift, 2 * j < lines ? elements : 0);
     }
   }
 
   // Transposes what was requested of an MN-major operand.
   template <int kBlocks>
-  __device__ static void arrange(const Layout& layout, Fragment<kBlocks>& words) {
+  __device__ static void transpose(const Layout& layout, Fragment<kBlocks>& words) {
     if (!layout.mn_major()) return;
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
@@ -244,12 +321,12 @@ __device__ inline uint32_t pack(DType dtype, float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-// `plain_runs`: outputs of 16 bits can be stored in aligned runs, and the epilogue has nothing but
-// alpha.
+// `store_width`: how many outputs of 16 bits can be stored at once, aligned, where the epilogue has
+// nothing but alpha; 0 otherwise.
 template <class Warp>
 __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
-    tiny_gemm(const __grid_constant__ GemmParams params, Load load_a, Load load_b,
-              bool plain_runs) {
+    tiny_gemm(const __grid_constant__ GemmParams params, Reading reading_a, Reading reading_b,
+              int store_width) {
 #if __CUDA_ARCH__ < 800
   __trap();
 #else
@@ -264,8 +341,9 @@ __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
   ptx::griddepcontrol_wait();
 
   const TileScheduler<kSize, kSize> scheduler(params);
-  Layout layout_a{params.a.row_stride, params.a.col_stride, load_a};
-  Layout layout_b{params.b.col_stride, params.b.row_stride, load_b};
+  Layout layout_a{params.a.row_stride, params.a.col_stride, reading_a};
+  Layout layout_b{params.b.col_stride, params.b.row_stride, reading_b};
+  const LanePart<kBlocks> part(lane);
   const int k_size = static_cast<int>(params.k);
   const int64_t stride = int64_t{gridDim.x} * (kWarps * kTiles);
 #pragma unroll 1
@@ -276,7 +354,8 @@ __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
     const int mine = lane / kLanes;
     const auto decode = [&] { return scheduler.tile(first + min(mine, tiles - 1)); };
     Operand a[kTiles], b[kTiles];
-    int64_t out_offset;  // of the own tile
+    unsigned last_a, last_b;  // tiles with the end of an operand: a bit for each lane of theirs
+    int64_t out_offset;       // of the own tile
     {
       const Tile tile = decode();
       out_offset = tile.offset.out + tile.m * params.out.row_stride + tile.n;
@@ -286,10 +365,14 @@ __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
             static_cast<const uint16_t*>(matrix.pointer) + offset + begin * layout.stride_mn,
             mine < tiles ? static_cast<int>(min(size - begin, int64_t{kSize})) : 0};
 #pragma unroll
-        for (int i = 0; i < kTiles; ++i) operands[i] = own.from_lane(i * kLanes);
+        for (int i = 0; i < kTiles; ++i) {
+          operands[i] = own.from_lane(i * kLanes);
+          operands[i].first += part.line * layout.line_stride() + part.run * layout.stride();
+        }
+        return __ballot_sync(~0u, own.is_last(layout, k_size));
       };
-      share(layout_a, params.a, tile.offset.a, tile.m, params.m, a);
-      share(layout_b, params.b, tile.offset.b, tile.n, params.n, b);
+      last_a = share(layout_a, params.a, tile.offset.a, tile.m, params.m, a);
+      last_b = share(layout_b, params.b, tile.offset.b, tile.n, params.n, b);
     }
 
     Accumulators<kBlocks> acc[kTiles] = {};
@@ -298,40 +381,79 @@ __global__ void __launch_bounds__(32 * kWarps, Warp::kCtasPerSm)
       // Else ptxas works out every address of every layout before the loop, and spills them.
       asm volatile("" : "+l"(layout_a.stride_mn), "+l"(layout_a.stride_k));
       asm volatile("" : "+l"(layout_b.stride_mn), "+l"(layout_b.stride_k));
-      Fragment<kBlocks> a_words[kTiles], b_words[kTiles];
+      // An aligned run with the operand's end has elements of the last kRun of K alone.
+      const unsigned near_end = k_left < kSize + kRun ? ~0u : 0u;
+      const auto whole = [&](unsigned last, int i) {
+        return !(last & near_end & 1u << i * kLanes);
+      };
+      Fragment<kBlocks> a_words[kTiles], b_words[kTiles], a_above[kTiles], b_above[kTiles];
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
-        a[i].template request<kBlocks>(layout_a, k_left, lane, a_words[i]);
-        b[i].template request<kBlocks>(layout_b, k_left, lane, b_words[i]);
-        a[i].first += kSize * layout_a.stride_k;
-        b[i].first += kSize * layout_b.stride_k;
+        const auto request = [&](Operand& operand, const Layout& layout, unsigned last, auto& words,
+                                 auto& above) {
+          operand.request(layout, part, k_left, whole(last, i), words, above);
+          operand.first += kSize * layout.stride_k;
+        };
+        request(a[i], layout_a, last_a, a_words[i], a_above[i]);
+        request(b[i], layout_b, last_b, b_words[i], b_above[i]);
       }
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
-        Operand::arrange<kBlocks>(layout_a, a_words[i]);
-        Operand::arrange<kBlocks>(layout_b, b_words[i]);
+        a[i].shift(layout_a, part, k_left, whole(last_a, i), a_words[i], a_above[i]);
+        b[i].shift(layout_b, part, k_left, whole(last_b, i), b_words[i], b_above[i]);
+        Operand::transpose<kBlocks>(layout_a, a_words[i]);
+        Operand::transpose<kBlocks>(layout_b, b_words[i]);
         multiply<kBlocks>(params.a.dtype, a_words[i], b_words[i], acc[i]);
       }
     }
 
     const int column = kRun * (lane % 4);
-    if (plain_runs) {
+    const auto out_of = [&](int i) {  // a pointer that comes from one of the tile's lanes
+      return static_cast<uint16_t*>(params.out.pointer) + __shfl_sync(~0u, out_offset, i * kLanes);
+    };
+    // Calls body(row, words) for each row of tile i that this lane has outputs of, as for_rows.
+    const auto for_packed_rows = [&](int i, const auto& body) {
+      for_rows<kBlocks>(acc[i], lane, [&](int row, const float (&values)[kRun]) {
+        uint32_t words[kBlocks];
+#pragma unroll
+        for (int w = 0; w < kBlocks; ++w) {
+          words[w] = pack(params.out.dtype, params.alpha * values[2 * w],
+                          params.alpha * values[2 * w + 1]);
+        }
+        body(row, words);
+      });
+    };
+    if (store_width > 1) {
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
-        uint16_t* const out = static_cast<uint16_t*>(params.out.pointer) +
-                              __shfl_sync(~0u, out_offset, i * kLanes) + column;
-        for_rows<kBlocks>(acc[i], lane, [&](int row, const float (&values)[kRun]) {
-          uint32_t words[kBlocks];
-#pragma unroll
-          for (int w = 0; w < kBlocks; ++w) {
-            words[w] = pack(params.out.dtype, params.alpha * values[2 * w],
-                            params.alpha * values[2 * w + 1]);
-          }
-          if (row < a[i].mn_left && column < b[i].mn_left) {
-            store_run(out + row * params.out.row_stride, words);
-          }
+        uint16_t* const out = out_of(i) + column;
+        for_packed_rows(i, [&](int row, const uint32_t (&words)[kBlocks]) {
+          const int left = row < a[i].mn_left ? b[i].mn_left - column : 0;
+          store_pieces<kBlocks>(out + row * params.out.row_stride, words, left, store_width);
         });
       }
+    } else if (store_width == 1) {
+      // Through shared memory, so that a warp writes elements that lie side by side.
+      auto* const packed = reinterpret_cast<uint16_t*>(staged);
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        for_packed_rows(i, [&](int row, const uint32_t (&words)[kBlocks]) {
+          store_run(packed + (i * kSize + row) * kSize + column, words);
+        });
+      }
+      __syncwarp();
+      constexpr int kRowsAtOnce = 32 / kSize;
+      const int row = lane / kSize, n = lane % kSize;
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        uint16_t* out = out_of(i) + row * params.out.row_stride + n;
+        const int rows_left = n < b[i].mn_left ? a[i].mn_left - row : 0;
+#pragma unroll 8
+        for (int r = 0; r < kSize; r += kRowsAtOnce, out += kRowsAtOnce * params.out.row_stride) {
+          if (r < rows_left) *out = packed[(i * kSize + r) * kSize + lane];
+        }
+      }
+      __syncwarp();  // the next tiles are staged over these
     } else {
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {

@@ -10,7 +10,7 @@ std::string launch(const Arguments& arguments, const LaunchTarget& target) {
   constexpr int kPerCta = kWarps * Warp::kTiles;
   return launch_dependent<tiny_gemm<Warp>>((tiles + kPerCta - 1) / kPerCta, 32 * kWarps,
                                            /*shared_bytes=*/0, target, arguments.gemm, arguments.a,
-                                           arguments.b, arguments.plain_runs);
+                                           arguments.b, arguments.store_width);
 }
 
 template std::string launch<Tile8>(const Arguments&, const LaunchTarget&);

@@ -10,8 +10,8 @@ namespace tgemm::tiny {
 
 struct Arguments {
   GemmParams gemm;
-  Load a, b;
-  bool plain_runs;
+  Reading a, b;
+  int store_width;
 };
 
 // Enqueues the kernel, or describes it.

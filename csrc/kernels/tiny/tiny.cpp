@@ -15,11 +15,9 @@ namespace {
 
 using tiny::Arguments;
 using tiny::Load;
+using tiny::Reading;
 
-struct Traits {
-  int tiles;  // per warp
-  std::string (*launch)(const Arguments&, const LaunchTarget&);
-};
+using Launch = std::string (*)(const Arguments&, const LaunchTarget&);
 
 template <class Warp>
 constexpr TileConfig config_of(std::string_view name) {
@@ -31,18 +29,14 @@ constexpr TileConfig config_of(std::string_view name) {
           .stages = 1,
           .shared_memory_bytes = int{sizeof(float)} * tiny::kWarps * Warp::kStagedFloats,
           .ctas_per_sm = Warp::kCtasPerSm,
-          .mac_per_cycle = 512.0};
-}
-
-template <class Warp>
-constexpr Traits traits_of() {
-  return {Warp::kTiles, tiny::launch<Warp>};
+          .mac_per_cycle = 512.0,
+          .tiles_per_cta = tiny::kWarps * Warp::kTiles};
 }
 
 constexpr std::array kConfigs = {config_of<tiny::Tile8>("8x8"), config_of<tiny::Tile16>("16x16"),
                                  config_of<tiny::Tile32>("32x32")};
-constexpr std::array kTraits = {traits_of<tiny::Tile8>(), traits_of<tiny::Tile16>(),
-                                traits_of<tiny::Tile32>()};
+constexpr std::array<Launch, kConfigs.size()> kLaunch = {
+    tiny::launch<tiny::Tile8>, tiny::launch<tiny::Tile16>, tiny::launch<tiny::Tile32>};
 
 // Measured on an H200 (benchmarks/NOTES.md); microseconds.
 constexpr double kTinyStartUs = 2.3;
@@ -55,12 +49,14 @@ constexpr double kElementsUs = 0.8;
 // More of a tile of 32x32 outputs whose epilogue is more than storing runs; twice that where it is
 // done element by element.
 constexpr double kEpilogueUs = 1.5;
+// The same where it only stores them in pieces that are shorter than runs. Estimated: a fifth of
+// the instructions.
+constexpr double kNarrowStoreUs = 0.5;
 // Latency and the memory's rate slow one another: a norm of them, not the larger.
 constexpr double kNorm = 4.0;
 
-const Traits& traits(const TileConfig& config) {
-  return kTraits[static_cast<size_t>(&config - kConfigs.data())];
-}
+// Elements that a lane loads or stores at once, at best.
+int run_of(const TileConfig& config) { return config.block_k / 4; }
 
 // Can `matrix` be read or written in runs of `run` elements along the dimension of `size` elements,
 // lines of which are `stride` apart?
@@ -73,14 +69,16 @@ bool has_runs(const Matrix& matrix, int64_t size, int64_t stride, int run, int b
 
 Load load_of(const Matrix& matrix, int64_t stride_mn, int64_t stride_k, int64_t mn_size,
              const Problem& problem, const TileConfig& config) {
-  const int run = config.block_k / 4;
+  const int run = run_of(config);
   if (stride_k == 1) {
     const bool aligned = has_runs(matrix, problem.k, stride_mn, run, problem.batch_dims);
     return aligned ? Load::kKMajor : Load::kKMajorShifted;
   }
   if (stride_mn == 1) {
     const bool aligned = has_runs(matrix, mn_size, stride_k, run, problem.batch_dims);
-    return aligned ? Load::kMnMajor : Load::kMnMajorShifted;
+    if (aligned) return Load::kMnMajor;
+    // Shifted, the kernel counts on the operand's end lying at the end of K.
+    if (stride_k > 0 || problem.k == 1) return Load::kMnMajorShifted;
   }
   return Load::kAnyStride;
 }
@@ -93,13 +91,28 @@ Load load_of_b(const Problem& problem, const TileConfig& config) {
   return load_of(problem.b, problem.b.col_stride, problem.b.row_stride, problem.n, problem, config);
 }
 
-bool has_plain_runs(const Problem& problem, const TileConfig& config) {
+// `end`: behind the operand's last element.
+Reading reading_of(Load load, const void* end, const TileConfig& config) {
+  const auto address = reinterpret_cast<uintptr_t>(end);
+  const auto run_bytes = static_cast<uintptr_t>(run_of(config) * sizeof(uint16_t));
+  return {load, reinterpret_cast<const uint16_t*>(address - address % run_bytes)};
+}
+
+// How many outputs the kernel's own epilogue, which knows alpha alone, can store at once; 0 where
+// it takes the common one.
+int store_width_of(const Problem& problem, const TileConfig& config) {
   const Epilogue& epilogue = problem.epilogue;
-  return !epilogue.has_bias && !epilogue.has_residual && !epilogue.has_preact &&
-         epilogue.activation == Activation::kNone && problem.out.dtype != DType::kFloat32 &&
-         problem.out.col_stride == 1 &&
-         has_runs(problem.out, problem.n, problem.out.row_stride, config.block_n / 4,
-                  problem.batch_dims);
+  if (epilogue.has_bias || epilogue.has_residual || epilogue.has_preact ||
+      epilogue.activation != Activation::kNone || problem.out.dtype == DType::kFloat32 ||
+      problem.out.col_stride != 1) {
+    return 0;
+  }
+  int width = run_of(config);
+  while (width > 1 &&
+         !has_runs(problem.out, problem.n, problem.out.row_stride, width, problem.batch_dims)) {
+    width /= 2;
+  }
+  return width;
 }
 
 const char* rejects(const Problem& problem, const Device& device, const TileConfig&) {
@@ -115,16 +128,21 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
                           ceil_div(problem.n, config.block_n) * problem.batch_count());
   const double steps = static_cast<double>(ceil_div(problem.k, config.block_k));
   const double slots = std::max(1, device.sm_count) * config.ctas_per_sm * tiny::kWarps;
-  const double waves = std::max(1.0, std::ceil(tiles / traits(config).tiles) / slots);
+  const int per_warp = config.tiles_per_cta / tiny::kWarps;
+  const double waves = std::max(1.0, std::ceil(tiles / per_warp) / slots);
   double step_us = kStepUs;
   for (const Load load : {load_of_a(problem, config), load_of_b(problem, config)}) {
     if (load == Load::kKMajorShifted || load == Load::kMnMajorShifted) step_us += kShiftedUs;
     if (load == Load::kAnyStride) step_us += kElementsUs;
   }
   double tile_us = kTileUs;
-  if (!has_plain_runs(problem, config)) {
+  const double area = config.block_m * config.block_n / 1024.0;
+  const int store_width = store_width_of(problem, config);
+  if (store_width == 0) {
     const bool vectors = problem.n % 4 == 0 && problem.out.row_stride % 4 == 0;
-    tile_us += kEpilogueUs * (vectors ? 1.0 : 2.0) * config.block_m * config.block_n / 1024.0;
+    tile_us += kEpilogueUs * (vectors ? 1.0 : 2.0) * area;
+  } else if (store_width < run_of(config)) {
+    tile_us += kNarrowStoreUs * area;
   }
   const double latency_us = waves * (tile_us + steps * step_us);
   return kTinyStartUs +
@@ -134,11 +152,16 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
 
 std::string launch_tiny(const Plan& plan, const Problem& problem, const Operands& operands,
                         const LaunchTarget& target) {
+  const TileConfig& config = *plan.config;
+  const auto* end_a =
+      static_cast<const uint16_t*>(operands.a) + problem.end_of(problem.a, problem.m, problem.k);
+  const auto* end_b =
+      static_cast<const uint16_t*>(operands.b) + problem.end_of(problem.b, problem.k, problem.n);
   const Arguments arguments{.gemm = make_params(plan, problem, operands),
-                            .a = load_of_a(problem, *plan.config),
-                            .b = load_of_b(problem, *plan.config),
-                            .plain_runs = has_plain_runs(problem, *plan.config)};
-  return traits(*plan.config).launch(arguments, target);
+                            .a = reading_of(load_of_a(problem, config), end_a, config),
+                            .b = reading_of(load_of_b(problem, config), end_b, config),
+                            .store_width = store_width_of(problem, config)};
+  return kLaunch[static_cast<size_t>(&config - kConfigs.data())](arguments, target);
 }
 
 }  // namespace

@@ -8,12 +8,19 @@ namespace tgemm::tiny {
 
 // How a warp loads an operand of 16-bit elements. Runs are as long as a tile has blocks of eight,
 // in pairs: 2, 4 or 8 elements.
-enum class Load : uint8_t {
+enum class Load {
   kKMajor,         // runs of consecutive k, aligned
   kMnMajor,        // runs of consecutive rows of A (columns of B), aligned; transposed in registers
   kKMajorShifted,  // runs that begin anywhere, read by aligned loads and shifted
-  kMnMajorShifted,  //
-  kAnyStride,       // element by element
+  kMnMajorShifted,
+  kAnyStride,  // element by element
+};
+
+struct Reading {
+  Load load;
+  // Aligned loads end here: one from here on would reach beyond the operand's last element. What
+  // shifted runs have of it is loaded element by element.
+  const uint16_t* whole_runs_end;
 };
 
 constexpr int kWarps = 4;  // per CTA, which share nothing
@@ -33,7 +40,7 @@ struct WarpTile {
 };
 
 using Tile8 = WarpTile<1, 4, 4>;
-using Tile16 = WarpTile<2, 1, 6>;
+using Tile16 = WarpTile<2, 1, 5>;
 using Tile32 = WarpTile<4, 1, 4>;
 
 }  // namespace tgemm::tiny
