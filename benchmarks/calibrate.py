@@ -3,8 +3,8 @@
     python -m benchmarks.side_by_side --sweep sm90 --dtype bf16 --split-k 1,2,3,4 --rounds 5
     python -m benchmarks.calibrate                 reads benchmarks/results/sm90_sweep_bf16.json
 
-The first command measures every configuration on the shapes of the suite `sm90`; on another card, both
-commands give that card's constants. A prediction is
+The first command measures every configuration on the shapes of the suite `sm90` and on SHAPES; on another
+card, both commands give that card's constants. A prediction is
 
     start + max(rounds * (multiply-adds of a tile / rate + tile), power, L2, memory) + split
 
@@ -30,11 +30,20 @@ from torch import Tensor
 DEFAULT = Path(__file__).with_name("results") / "sm90_sweep_bf16.json"
 ELEMENT = 2  # bytes
 PEAK_MAC_PER_CYCLE = 2048.0  # of an SM
+# Of the SMs, in clusters of 1 to 8 (an H200's): csrc/gemm/plan.hpp.
+CLUSTER_SHARES = (1.0, 1.0, 0.886, 0.909, 0.833, 0.773, 0.795, 0.909)
 # A measurement this far behind the best one of its shape counts 1/e as much.
 WEIGHT_SCALE = 0.15
 # Limits that lie close together slow one another: the time is a norm of theirs, not the largest.
 NORM = 4
 STEPS = 3000
+# Beside the suite's: sizes that fill their last wave in part, whatever the tile.
+SHAPES = (
+    *("128x128128x4096", "256x14336x8192", "384x6144x4096", "640x4096x4096", "700x3000x9000"),
+    *("1024x4096x4096", "1200x5000x3000", "1536x1536x1536", "2048x1920x1920", "2048x2048x8192"),
+    *("3000x5000x2000", "5120x3200x1600", "333x7777x2048", "900x900x6000", "96x10240x5120"),
+    *("4000x640x2560", "1792x7168x896", "2500x2500x500"),
+)
 
 
 @dataclass(frozen=True)
@@ -56,8 +65,8 @@ class Card:
     bytes_per_us: float
 
     def clusters(self, size: int) -> int:
-        """Clusters that run at once; sm90.cpp's resident_clusters()."""
-        return max(1, self.sms // size if size <= 2 else self.sms * 93 // (100 * size))
+        """Clusters that run at once; sm90.cpp's resident_clusters(), with Device's shares."""
+        return max(1, round(self.sms * CLUSTER_SHARES[size - 1] / size))
 
 
 def ceil_div(a: int, b: int) -> int:

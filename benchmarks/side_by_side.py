@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 import torch_gemm
+from benchmarks import calibrate
 from torch_gemm.bench.shapes import AGAINST, DTYPES, SUITES, Shape, parse_shape
 from torch_gemm.bench.side_by_side import parse_against, run_suite
 from torch_gemm.console import CommandError, prepare_output, write_output
@@ -98,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             else:
                 suite = SUITES.get(parsed.sweep, SUITES["foundation"])
                 shapes = [shape for shape in suite if shape.dtype == parsed.dtype]
+                if parsed.sweep == "sm90":
+                    shapes += [parse_shape(text, parsed.dtype) for text in calibrate.SHAPES]
             sms = (
                 torch.cuda.get_device_properties(0).multi_processor_count
                 if runner.device == "cuda"

@@ -1,7 +1,7 @@
 """A few small problems for every kernel configuration, run under compute-sanitizer.
 
 Checks results on the CPU, so that the tool watches no kernels but ours.
-Usage: sanitizer_subset.py SHARE SHARES, which runs every SHARES-th problem from number SHARE on.
+Usage: sanitizer_subset.py TOOL SHARE SHARES, which runs every SHARES-th problem from number SHARE on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def operand(rows: int, columns: int, dtype: torch.dtype, column_major: bool, odd
     return memory.as_strided((rows, columns), strides)
 
 
-def run(case: Case, odd: bool) -> None:
+def run(case: Case, odd: bool, tool: str) -> None:
     m, n, k, layout = case.m, case.n, case.k, case.layout
     dtype, precision = MODES[case.mode].dtype, MODES[case.mode].precision
     a = operand(m, k, dtype, layout[0] == "t", odd)
@@ -37,13 +37,16 @@ def run(case: Case, odd: bool) -> None:
     residual = operand(m, n, dtype, False, odd)
     out = operand(m, n, dtype, False, odd)
     options = {"activation": "gelu", "precision": precision, "force_kernel": case.force_kernel}
-    tgemm.linear.out(a, b.t(), bias, residual, out=out, **options)
     fused, _ = tgemm._linear_preact(a, b.t(), bias, residual, **options)
-    a, b, bias, residual, out, fused = (
-        tensor.cpu().double() for tensor in (a, b, bias, residual, out, fused)
-    )
+    results = [fused]
+    # racecheck never comes back from sm90's clusters that divide K where other warps write the
+    # outputs, which without it run by the thousand; where the consumers do, it finds no race.
+    if tool != "racecheck" or not case.force_kernel.startswith("sm90:128x128,split_k"):
+        results.append(tgemm.linear.out(a, b.t(), bias, residual, out=out, **options))
+    a, b, bias, residual = (tensor.cpu().double() for tensor in (a, b, bias, residual))
     truth = torch.nn.functional.gelu(a @ b + bias) + residual
-    for result in (out, fused):
+    for result in results:
+        result = result.cpu().double()
         error = (result - truth).abs().max().item()
         assert error < 0.5, (case, odd, error)
 
@@ -105,10 +108,10 @@ FUSED = (
 )
 
 
-def main(share: int, shares: int) -> None:
+def main(tool: str, share: int, shares: int) -> None:
     watched = [c for c in CONFIGS if not c.kernel.startswith("sm90") or str(c) in SCHEDULES]
     checks = [partial(run_fused, case) for case in FUSED]
-    checks += [partial(run, case, odd) for config in watched for case, odd in runs_of(config)]
+    checks += [partial(run, case, odd, tool) for config in watched for case, odd in runs_of(config)]
     mine = checks[share::shares]
     for check in mine:
         print(*check.args, flush=True)  # the last one, should the tool not come back
@@ -118,4 +121,4 @@ def main(share: int, shares: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -46,7 +46,7 @@ def test_sanitizer(tool: str, share: int):
         *("--report-api-errors", "no"),
         *("--launch-timeout", "120"),
         sys.executable,
-        *(str(SUBSET), str(share), str(SHARES)),
+        *(str(SUBSET), tool, str(share), str(SHARES)),
     ]
     try:
         result = subprocess.run(
