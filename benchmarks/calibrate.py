@@ -33,7 +33,7 @@ PEAK_MAC_PER_CYCLE = 2048.0  # of an SM
 # Of the SMs, in clusters of 1 to 8 (an H200's): csrc/gemm/plan.hpp.
 CLUSTER_SHARES = (1.0, 1.0, 0.886, 0.909, 0.833, 0.773, 0.795, 0.909)
 # A measurement this far behind the best one of its shape counts 1/e as much.
-WEIGHT_SCALE = 0.15
+WEIGHT_SCALE = 0.08
 # Limits that lie close together slow one another: the time is a norm of theirs, not the largest.
 NORM = 4
 STEPS = 3000
@@ -74,7 +74,19 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def samples_of(result: dict[str, Any]) -> list[Sample]:
+def max_cluster_split(config: dict[str, Any]) -> int:
+    """Splits of K that add up within a cluster; CtaTile::max_split()."""
+    if "pingpong" in config["name"] or "cluster" in config["name"] or config["threads"] != 384:
+        return 1
+    boxes = config["block_m"] * config["block_n"] // 4096
+    stages = config["stages"] * (config["block_m"] + config["block_n"]) * 128
+    splits = 1
+    while splits < 8 and ceil_div(boxes, splits + 1) * splits * 64 * 64 * 4 <= stages:
+        splits += 1
+    return splits
+
+
+def samples_of(result: dict[str, Any], configs: dict[str, dict[str, Any]]) -> list[Sample]:
     """Every forced sm90 configuration of a sweep, but for splits of K that take a second kernel."""
     samples = []
     for row in result["rows"]:
@@ -82,7 +94,7 @@ def samples_of(result: dict[str, Any]) -> list[Sample]:
             if not name.startswith("tgemm sm90:"):
                 continue
             config, _, split = name.removeprefix("tgemm sm90:").partition(",split_k=")
-            if int(split or 1) > 1 and ("pingpong" in config or "cluster" in config):
+            if int(split or 1) > max_cluster_split(configs[config]):
                 continue
             shape = (row["m"], row["n"], row["k"])
             samples.append(Sample(shape, config, int(split or 1), contender["us"]))
@@ -102,11 +114,13 @@ class Model(torch.nn.Module):
 
         self.start, self.tile = constants(3.0), constants(0.5)
         self.rate, self.power = constants(1300.0), constants(0.6)
-        self.l2, self.split, self.split_step = (constants(value, 1) for value in (44.0, 1.0, 1.0))
+        self.l2, self.split, self.split_step, self.lone = (
+            constants(value, 1) for value in (44.0, 1.0, 1.0, 0.95)
+        )
 
     def features(self, sample: Sample) -> list[float]:
         """Index of the configuration, splits, rounds, multiply-adds of a tile and of all, bytes from L2, time of
-        the memory, and outputs of a tile.
+        the memory, outputs of a tile, and whether a CTA's only tile has one of two consumers.
         """
         config, (m, n, k) = self.configs[sample.config], sample.shape
         block_m, block_n = config["block_m"], config["block_n"]
@@ -125,16 +139,18 @@ class Model(torch.nn.Module):
             tiles * (block_m + block_n / cluster) * line,
             ELEMENT * (m * k + n * k + m * n) / self.card.bytes_per_us,
             block_m * block_n,
+            float("pingpong" in sample.config and rounds == 1),
         ]
 
     def forward(self, features: Tensor) -> Tensor:
         """Microseconds."""
         index = features[:, 0].long()
-        splits, rounds, macs, all_macs, l2_bytes, memory, outputs = features[:, 1:].unbind(1)
+        splits, rounds, macs, all_macs, l2_bytes, memory, outputs, lone = features[:, 1:].unbind(1)
         start, tile, rate, power = (
             parameter.exp()[index] for parameter in (self.start, self.tile, self.rate, self.power)
         )
         all_cycles = self.card.sms * self.card.cycles_per_us
+        rate = rate * torch.where(lone > 0, self.lone.exp(), 1.0)
         compute = rounds * (macs / (rate * self.card.cycles_per_us) + tile)
         limits = torch.stack(
             (
@@ -217,10 +233,13 @@ def report(model: Model, samples: Sequence[Sample]) -> str:
             f"{name:<26} {start:8.2f} {tile:8.2f} {rate:10.0f} {power:8.3f} "
             f"{own.square().mean().sqrt().item():10.1%} {own.abs().max().item():6.1%}"
         )
-    l2, split, step = (p.exp().item() for p in (model.l2, model.split, model.split_step))
+    l2, split, step, lone = (
+        p.exp().item() for p in (model.l2, model.split, model.split_step, model.lone)
+    )
     lines += [
         f"L2: {l2:.1f} bytes per SM and cycle. Split within a cluster: {split:.2f} us, "
-        f"{step:.2f} us for each CTA beyond the first and 128x128 outputs.",
+        f"{step:.2f} us for each CTA beyond the first and 128x128 outputs. "
+        f"A ping-pong consumer alone: {lone:.3f} of the rate.",
         f"All: RMS error {errors.square().mean().sqrt().item():.1%}.",
     ]
     return "\n".join(lines)
@@ -237,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configs = {config["name"]: config for config in table["sm90"]["configs"]}
         device = result["stamp"]["device"]
         card = Card(device["sm_count"], device["clock_ghz"] * 1e3, device["memory_bytes_per_us"])
-        samples = samples_of(result)
+        samples = samples_of(result, configs)
     except (OSError, ValueError, KeyError, TypeError) as error:
         parser.error(f"{parsed.sweep} is not a sweep of sm90: {error!r}")
     if not samples:

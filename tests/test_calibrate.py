@@ -12,9 +12,16 @@ import torch
 from benchmarks import calibrate
 
 CONFIGS = [
-    {"name": "128x256", "block_m": 128, "block_n": 256, "block_k": 64},
-    {"name": "128x128_cluster", "block_m": 128, "block_n": 128, "block_k": 64},
-    {"name": "64x128", "block_m": 64, "block_n": 128, "block_k": 64},
+    {"name": "128x256", "block_m": 128, "block_n": 256, "block_k": 64, "threads": 384, "stages": 3},
+    {
+        "name": "128x128_cluster",
+        "block_m": 128,
+        "block_n": 128,
+        "block_k": 64,
+        "threads": 384,
+        "stages": 3,
+    },
+    {"name": "64x128", "block_m": 64, "block_n": 128, "block_k": 64, "threads": 384, "stages": 3},
 ]
 STAMP = {"device": {"sm_count": 132, "clock_ghz": 1.98, "memory_bytes_per_us": 4.4e6}}
 RATES = (1400.0, 1100.0, 800.0)

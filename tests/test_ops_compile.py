@@ -298,6 +298,26 @@ for x, expected in torch.load(sys.argv[2]):
 """
 
 
+WITHOUT_TORCH_GEMM = """
+import sys, torch
+torch._inductor.aoti_load_package(sys.argv[1])
+"""
+
+
+def skip_if_torch_alone_crashes(tmp_path) -> None:
+    """Where a process dies of a package, torch's own loader may be why: some builds of it do, in std::regex."""
+    program = torch.export.export(torch.nn.Linear(2, 2).eval(), (randn(1, 2),))
+    path = torch._inductor.aoti_compile_and_package(
+        program, package_path=str(tmp_path / "torch_alone.pt2")
+    )
+    result = subprocess.run([sys.executable, "-c", WITHOUT_TORCH_GEMM, path], check=False)
+    if result.returncode < 0:
+        pytest.skip(
+            f"torch {torch.__version__} dies of signal {-result.returncode} on this machine when it "
+            "loads a package, without torch_gemm too"
+        )
+
+
 def test_aot_inductor(tmp_path):
     """A package with a dynamic batch, loaded where nothing but torch_gemm has been imported."""
     model = torch.nn.Sequential(Stock(), Model()).eval().requires_grad_(False)
@@ -320,6 +340,8 @@ def test_aot_inductor(tmp_path):
         text=True,
         check=False,
     )
+    if result.returncode < 0:
+        skip_if_torch_alone_crashes(tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["(3, 5)", "(8, 5)"]
 

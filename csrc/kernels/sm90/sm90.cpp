@@ -53,30 +53,30 @@ constexpr Traits traits_of(double start_us, double tile_us, double power_share) 
 // All constants are fitted to a sweep on an H200: `python -m benchmarks.calibrate`. The rates are
 // multiply-adds per SM and cycle of the boost clock.
 constexpr std::array kConfigs = {
-    config_of<sm90::PingPong128x128Cluster>("128x128_pingpong_cluster", 1537.0),
-    config_of<sm90::PingPong128x128>("128x128_pingpong", 1508.0),
-    config_of<sm90::Cooperative128x256Cluster>("128x256_cluster", 1570.0),
-    config_of<sm90::Cooperative128x256>("128x256", 1610.0),
-    config_of<sm90::Cooperative192x192>("192x192", 1691.0),
-    config_of<sm90::Cooperative128x192>("128x192", 1703.0),
-    config_of<sm90::Cooperative128x128>("128x128", 1765.0),
-    config_of<sm90::Cooperative128x64>("128x64", 1192.0),
-    config_of<sm90::Cooperative64x128>("64x128", 1001.0),
+    config_of<sm90::PingPong128x128Cluster>("128x128_pingpong_cluster", 1497.0),
+    config_of<sm90::PingPong128x128>("128x128_pingpong", 1479.0),
+    config_of<sm90::Cooperative128x256Cluster>("128x256_cluster", 1593.0),
+    config_of<sm90::Cooperative128x256>("128x256", 1559.0),
+    config_of<sm90::Cooperative192x192>("192x192", 1525.0),
+    config_of<sm90::Cooperative128x192>("128x192", 1624.0),
+    config_of<sm90::Cooperative128x128>("128x128", 1595.0),
+    config_of<sm90::Cooperative128x64>("128x64", 1149.0),
+    config_of<sm90::Cooperative64x128>("64x128", 1015.0),
     // Of sm90_3xtf32 alone; by hand, from the shapes in NOTES.md.
     config_of<sm90::Parts128x128>("128x128", 1800.0),
     config_of<sm90::Parts128x64>("128x64", 1200.0),
 };
 constexpr size_t kPartsConfigs = 2;  // the last ones
 constexpr std::array<Traits, kConfigs.size()> kTraits = {
-    traits_of<sm90::PingPong128x128Cluster>(2.83, 0.06, 0.779),
-    traits_of<sm90::PingPong128x128>(2.43, 0.08, 0.746),
-    traits_of<sm90::Cooperative128x256Cluster>(1.94, 2.15, 0.739),
-    traits_of<sm90::Cooperative128x256>(1.93, 2.17, 0.717),
-    traits_of<sm90::Cooperative192x192>(2.45, 1.57, 0.709),
-    traits_of<sm90::Cooperative128x192>(1.54, 2.25, 0.712),
-    traits_of<sm90::Cooperative128x128>(1.55, 1.54, 0.675),
-    traits_of<sm90::Cooperative128x64>(1.69, 0.92, 0.675),
-    traits_of<sm90::Cooperative64x128>(1.46, 0.50, 0.669),
+    traits_of<sm90::PingPong128x128Cluster>(2.50, 0.14, 0.818),
+    traits_of<sm90::PingPong128x128>(2.25, 0.14, 0.796),
+    traits_of<sm90::Cooperative128x256Cluster>(1.69, 2.46, 0.729),
+    traits_of<sm90::Cooperative128x256>(1.63, 2.46, 0.740),
+    traits_of<sm90::Cooperative192x192>(1.68, 1.94, 0.779),
+    traits_of<sm90::Cooperative128x192>(1.98, 1.79, 0.719),
+    traits_of<sm90::Cooperative128x128>(1.73, 1.37, 0.748),
+    traits_of<sm90::Cooperative128x64>(1.54, 0.98, 0.748),
+    traits_of<sm90::Cooperative64x128>(1.49, 0.46, 0.735),
     traits_of<sm90::Parts128x128>(1.55, 1.54, 0.95),
     traits_of<sm90::Parts128x64>(1.69, 0.92, 0.95),
 };
@@ -84,11 +84,13 @@ constexpr std::array<Traits, kConfigs.size()> kTraits = {
 // out.
 constexpr int64_t kMinPartsK = 128;
 constexpr double kPeakMacPerCycle = 2048.0;  // per SM, 16-bit operands
-constexpr double kL2BytesPerCycle = 85.3;    // per SM
+constexpr double kL2BytesPerCycle = 71.8;    // per SM
 // Adding up within a cluster that divides K, and of that, for each CTA beyond the first, per
 // 128x128 outputs of a tile.
-constexpr double kClusterSplitUs = 1.35;
-constexpr double kClusterSplitStepUs = 0.84;
+constexpr double kClusterSplitUs = 1.52;
+constexpr double kClusterSplitStepUs = 0.78;
+// Of the rate, what a consumer reaches whose CTA has no tile for the other one of a ping-pong.
+constexpr double kLonePingPong = 0.960;
 constexpr double kSplitUs = 4.5;  // the second kernel of split-K, without its traffic
 // Per 128x128 outputs of a tile, cooperative and ping-pong: little of it is hidden (NOTES.md).
 constexpr double kActivationUs[] = {2.9, 2.7};
@@ -227,7 +229,9 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const Outputs outputs = outputs_of(problem, config, split_k);
   if (outputs == Outputs::kCommon) tile_us += area * kCommonEpilogueUs[trait.ping_pong];
   if (outputs == Outputs::kCopied) tile_us += area * kCopiedUs[trait.ping_pong];
-  const double compute_us = rounds * (macs / (config.mac_per_cycle * cycles_per_us) + tile_us);
+  const double lone = trait.ping_pong && rounds == 1.0 ? kLonePingPong : 1.0;
+  const double mac_per_us = lone * config.mac_per_cycle * cycles_per_us;
+  const double compute_us = rounds * (macs / mac_per_us + tile_us);
   const double power_us = static_cast<double>(tiles) * split_k * macs /
                           (trait.power_share * kPeakMacPerCycle * sm_cycles_per_us);
   const int64_t line_a = problem.a_k_major() ? problem.k : problem.m;

@@ -38,20 +38,22 @@ constexpr std::array kConfigs = {config_of<tiny::Tile8>("8x8"), config_of<tiny::
 constexpr std::array<Launch, kConfigs.size()> kLaunch = {
     tiny::launch<tiny::Tile8>, tiny::launch<tiny::Tile16>, tiny::launch<tiny::Tile32>};
 
-// Measured on an H200 (benchmarks/NOTES.md); microseconds.
-constexpr double kTinyStartUs = 2.3;
-// A wave of warps: decoding and storing, and each step along K.
-constexpr double kTileUs = 1.5;
-constexpr double kStepUs = 1.2;
-// More of a step for an operand whose runs are shifted, or that is loaded element by element.
-constexpr double kShiftedUs = 0.3;
+// Fitted to small batches on an H200 (benchmarks/NOTES.md); microseconds.
+constexpr double kTinyStartUs = 1.04;
+// Of a wave of warps.
+struct WaveCosts {
+  double tile_us;     // decoding and storing
+  double step_us;     // each step along K
+  double shifted_us;  // more of a step for each operand whose runs are shifted
+  double narrow_us;   // more of storing outputs in pieces that are shorter than runs
+};
+constexpr std::array<WaveCosts, kConfigs.size()> kWaveCosts = {
+    {{1.89, 0.98, 0.45, 0.24}, {1.58, 0.69, 0.30, 0.15}, {1.48, 1.27, 0.38, 1.15}}};
+// More of a step for an operand that is loaded element by element.
 constexpr double kElementsUs = 0.8;
 // More of a tile of 32x32 outputs whose epilogue is more than storing runs; twice that where it is
 // done element by element.
 constexpr double kEpilogueUs = 1.5;
-// The same where it only stores them in pieces that are shorter than runs. Estimated: a fifth of
-// the instructions.
-constexpr double kNarrowStoreUs = 0.5;
 // Latency and the memory's rate slow one another: a norm of them, not the larger.
 constexpr double kNorm = 4.0;
 
@@ -130,19 +132,20 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const double slots = std::max(1, device.sm_count) * config.ctas_per_sm * tiny::kWarps;
   const int per_warp = config.tiles_per_cta / tiny::kWarps;
   const double waves = std::max(1.0, std::ceil(tiles / per_warp) / slots);
-  double step_us = kStepUs;
+  const WaveCosts& costs = kWaveCosts[static_cast<size_t>(&config - kConfigs.data())];
+  double step_us = costs.step_us;
   for (const Load load : {load_of_a(problem, config), load_of_b(problem, config)}) {
-    if (load == Load::kKMajorShifted || load == Load::kMnMajorShifted) step_us += kShiftedUs;
+    if (load == Load::kKMajorShifted || load == Load::kMnMajorShifted) step_us += costs.shifted_us;
     if (load == Load::kAnyStride) step_us += kElementsUs;
   }
-  double tile_us = kTileUs;
+  double tile_us = costs.tile_us;
   const double area = config.block_m * config.block_n / 1024.0;
   const int store_width = store_width_of(problem, config);
   if (store_width == 0) {
     const bool vectors = problem.n % 4 == 0 && problem.out.row_stride % 4 == 0;
     tile_us += kEpilogueUs * (vectors ? 1.0 : 2.0) * area;
   } else if (store_width < run_of(config)) {
-    tile_us += kNarrowStoreUs * area;
+    tile_us += costs.narrow_us;
   }
   const double latency_us = waves * (tile_us + steps * step_us);
   return kTinyStartUs +
