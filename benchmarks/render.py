@@ -219,11 +219,67 @@ def cards_of(results: dict[str, Result]) -> str:
     return "; ".join(sorted(places)) + "."
 
 
+def _place(result: Result) -> str:
+    return cards_of({"": result})
+
+
 def decode(result: Result) -> str:
     """The table of products with few rows, whose speed is that of reading the weight."""
     return (
         "Few rows, as in decoding: the time is that of reading the weight once, so speeds are in TB/s of operands and\n"
         f"output.\n\n{side_by_side(result, bandwidth=True)}"
+    )
+
+
+# --- Results of benchmarks.models and benchmarks.host_cost
+
+
+def models(result: Result) -> str:
+    """A column for each model, a line for each way to run it."""
+    rows = result["rows"]
+    ways = list(dict.fromkeys(way for row in rows for way in row["cells"]))
+
+    def cell(row: dict[str, Any], way: str) -> str:
+        found = row["cells"].get(way, {})
+        if "ms" not in found:
+            return "-"
+        return f"{found['ms']:.2f} ms, {found['over_best_stock']:.2f}, {found['difference']:.1e}"
+
+    shares = [f"{row['gemm_share']:.0%}" for row in rows]
+    table = _table(
+        f"| {result['rows'][0]['dtype']} | {' | '.join(row['what'] for row in rows)} |",
+        f"|---|{'---:|' * len(rows)}",
+        [f"| {way} | {' | '.join(cell(row, way) for row in rows)} |" for way in ways]
+        + [f"| matrix products' share | {' | '.join(shares)} |"],
+    )
+    return (
+        f"{table}\nTime, speed-up over the best stock way, largest difference of an output from the model "
+        f"in FP32. {_place(result)}\n"
+    )
+
+
+def host_cost(result: Result) -> str:
+    """What a call takes of the host, beside torch's."""
+    timed = [row for row in result["rows"] if row["bar"]]
+    m, n, k = result["shape"]
+    parts = [
+        f"{name} {call['us']:.1f} us"
+        for row in result["rows"]
+        if not row["bar"]
+        for name, call in row["calls"].items()
+    ]
+    table = _table(
+        "| op | mode | call | host time | of torch's |",
+        "|---|---|---|---:|---:|",
+        (
+            f"| {row['op']} | {row['mode']} | {name} | {call['us']:.1f} us | {call['of_torch']:.2f} |"
+            for row in timed
+            for name, call in row["calls"].items()
+        ),
+    )
+    return (
+        f"{table}\n{m} x {n} x {k}, {result['calls']:,} calls of each, in turns; nothing waits for the GPU. "
+        f"For comparison: {', '.join(parts)}. {_place(result)}\n"
     )
 
 
@@ -427,6 +483,8 @@ BLOCKS = {
     "summary": Kind(tuple(speedups.SUITES), summary),
     "losses": Kind(tuple(speedups.SUITES), losses),
     "fused": Kind(("fused",), fused, missing=""),
+    "models": Kind(("models_bf16",), models),
+    "host_cost": Kind(("host_cost",), host_cost),
     "ladder": Kind(("ladder_nn_fp16", "ladder_nt_fp16", "ladder_nn_fp32"), ladder),
     "ladder-measured": Kind(("ladder_nn_fp16",), ladder_measured),
     "ladder-layouts": Kind(("ladder_nn_fp16", "ladder_nt_fp16"), ladder_layouts),
