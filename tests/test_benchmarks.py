@@ -309,6 +309,44 @@ def test_the_picture_of_all_suites(tmp_path, capsys):
     assert not (tmp_path / "docs" / "docs").exists()
 
 
+STAMP = {"card": "GPU", "driver": "1", "torch": "2", "date": "3", "csrc_digest": "0"}
+
+
+def test_models_are_shown_side_by_side(tmp_path):
+    assert render.block_of("models", tmp_path) == render.NOT_MEASURED
+    timed = {"ms": 2.0, "over_best_stock": 0.5, "difference": 0.012}
+    rows = [
+        {"what": "ViT", "dtype": "bf16", "gemm_share": 0.58, "cells": {"stock eager": timed}},
+        {"what": "BERT", "dtype": "bf16", "gemm_share": 0.6, "cells": {"tgemm pass": timed}},
+    ]
+    (tmp_path / "models_bf16.json").write_text(json.dumps({"stamp": STAMP, "rows": rows}))
+    text = render.block_of("models", tmp_path)
+    assert "| bf16 | ViT | BERT |" in text
+    assert "| stock eager | 2.00 ms, 0.50, 1.2e-02 | - |" in text  # failed or was left out
+    assert "| tgemm pass | - | 2.00 ms, 0.50, 1.2e-02 |" in text
+    assert "| matrix products' share | 58% | 60% |" in text
+    assert text.endswith("GPU, driver 1, torch 2, 3.\n")
+
+
+def test_host_time_is_shown_beside_torchs(tmp_path):
+    rows = [
+        {
+            "op": "linear",
+            "mode": "no_grad",
+            "bar": 1.0,
+            "calls": {"torch": {"us": 20.0, "of_torch": 1.0}, "ours": {"us": 15, "of_torch": 0.75}},
+        },
+        {"op": "parts", "mode": "no_grad", "bar": None, "calls": {"a view": {"us": 1.2}}},
+    ]
+    result = {"stamp": STAMP, "shape": [1, 2, 3], "calls": 10_000, "rows": rows}
+    (tmp_path / "host_cost.json").write_text(json.dumps(result))
+    text = render.block_of("host_cost", tmp_path)
+    assert "| linear | no_grad | ours | 15.0 us | 0.75 |" in text
+    assert "1 x 2 x 3, 10,000 calls of each" in text
+    assert "For comparison: a view 1.2 us." in text
+    assert "parts |" not in text
+
+
 def test_old_results_are_named(tmp_path):
     (tmp_path / "speed.json").write_text('{"stamp": {"csrc_digest": "0"}}')
     text = "<!-- begin: speed -->\n<!-- end: speed -->"
