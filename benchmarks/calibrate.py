@@ -1,6 +1,6 @@
 """Fits the constants of sm90's cost model (csrc/kernels/sm90/sm90.cpp) to a sweep, and shows how well it predicts.
 
-    python -m benchmarks.side_by_side --sweep sm90 --dtype bf16 --split-k 1,2,3,4 --rounds 5
+    python -m benchmarks.side_by_side --sweep sm90 --dtype bf16 --split-k 1,2,3,4,6 --rounds 3
     python -m benchmarks.calibrate                 reads benchmarks/results/sm90_sweep_bf16.json
 
 The first command measures every configuration on the shapes of the suite `sm90` and on SHAPES; on another

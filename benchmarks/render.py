@@ -191,7 +191,7 @@ def losses(*results: Result | None) -> str:
         "| M x N x K | what | best rival | tgemm | kernel | speed-up |",
         "|---|---|---:|---:|---|---:|",
         (
-            f"| {one.shape.m} x {one.shape.n} x {one.shape.k} "
+            f"| {_sizes(one.shape)} "
             f"| {' '.join(filter(None, (one.shape.dtype, one.shape.layout, one.shape.epilogue)))} "
             f"| {one.rival}: {one.rival_us:.1f} us | {one.us:.1f} us | `{one.kernel}` | {one.gain:.2f} |"
             for one in sorted(slower, key=lambda one: one.gain)
