@@ -75,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--against",
         metavar="|".join(AGAINST) + ",...",
         default="",
-        help="besides torch: the best of cuBLASLt's algorithms, torch.compile's max-autotune",
+        help="besides torch: the best of cuBLASLt's algorithms, torch.compile's max-autotune, "
+        "QuACK (quack-kernels)",
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

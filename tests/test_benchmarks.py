@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import json
+import sys
+import types
 
 import pytest
 import torch
@@ -133,7 +137,7 @@ def test_rivals_on_the_cpu(tiny_suite, tmp_path, capsys):
     assert "| M x N x K | dtype | torch | torch.compile, max-autotune | tgemm | kernel |" in block
     with pytest.raises(SystemExit):
         command.main([*arguments, "--against", "lt,qub"])
-    assert "--against knows lt, compile, not qub" in capsys.readouterr().err
+    assert "--against knows lt, compile, quack, not qub" in capsys.readouterr().err
 
 
 def test_wrong_results_show(tiny_suite, monkeypatch):
@@ -273,11 +277,13 @@ def test_gains_and_losses_of_all_suites(tmp_path):
     )
     assert "| fused epilogues | torch | 0 | 1 | 1 | 0.89 | 0.80 | 1.00 |" in text
     assert "decoding" not in text
-    assert text.endswith(f"GPU, driver 1, torch 2, 3. Not measured against: {shapes.COMPILED}.\n")
-    rivals = {"torch": 4.0, shapes.LT: 2.0, shapes.COMPILED: 1.0}
+    assert text.endswith(
+        f"GPU, driver 1, torch 2, 3. Not measured against: {shapes.COMPILED}; {shapes.QUACK}.\n"
+    )
+    rivals = {"torch": 4.0, shapes.LT: 2.0, shapes.QUACK: 2.0, shapes.COMPILED: 1.0}
     stored(tmp_path, "large_k", [{"us": 2}], **rivals)
     text = render.block_of("summary", tmp_path)
-    assert f"| torch, {shapes.LT}, {shapes.COMPILED} | 0 | 0 | 1 | 0.50 |" in text
+    assert f"| torch, {shapes.LT}, {shapes.COMPILED}, {shapes.QUACK} | 0 | 0 | 1 | 0.50 |" in text
     assert text.endswith("GPU, driver 1, torch 2, 3.\n")
     (tmp_path / "large_k.json").unlink()
     lines = [line for line in render.block_of("losses", tmp_path).splitlines() if "0." in line]
@@ -445,6 +451,31 @@ def test_every_shape_of_a_suite_is_compiled():
         row = side_by_side.measure(Shape(m, 8, 4, "fp32"), ["compile"], runner, 1)
         assert shapes.COMPILED in row["contenders"]
     assert counters["stats"]["unique_graphs"] == 10
+
+
+def test_quack_is_a_rival_where_it_is_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "quack", None)
+    with pytest.raises(ValueError, match="--against quack needs the package quack-kernels"):
+        side_by_side.parse_against("lt,quack")
+    package = importlib.util.module_from_spec(importlib.machinery.ModuleSpec("quack", None))
+    monkeypatch.setitem(sys.modules, "quack", package)
+    assert side_by_side.parse_against("lt,quack") == ["lt", "quack"]
+
+    quack = types.ModuleType("quack.gemm_interface")
+    quack.gemm = torch.matmul
+    monkeypatch.setitem(sys.modules, "quack.gemm_interface", quack)
+    runner = measure.CpuRunner()
+    row = side_by_side.measure(Shape(4, 5, 6, "bf16"), ["quack"], runner, 1)
+    assert row["contenders"][shapes.QUACK]["largest_relative_difference"] < 0.01
+    for shape in (Shape(4, 5, 6, "fp32"), Shape(4, 5, 6, "bf16", epilogue="gelu")):
+        assert shapes.QUACK not in side_by_side.measure(shape, ["quack"], runner, 1)["contenders"]
+
+    def refuse(*_):
+        raise AssertionError("not aligned")
+
+    quack.gemm = refuse
+    row = side_by_side.measure(Shape(4, 5, 7, "bf16"), ["quack"], runner, 1)
+    assert row["refused"][shapes.QUACK] == "AssertionError: not aligned"
 
 
 def test_a_precision_that_the_build_lacks(monkeypatch, tmp_path, capsys):

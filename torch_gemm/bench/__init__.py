@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         metavar=",".join(("torch", *AGAINST)),
-        help="besides torch: the best of cuBLASLt's algorithms, torch.compile's max-autotune; for "
-        "suites of shapes",
+        help="besides torch: the best of cuBLASLt's algorithms, torch.compile's max-autotune, "
+        "QuACK (quack-kernels); for suites of shapes",
     )
     parser.add_argument("--rounds", type=int, default=measure.ROUNDS, help="default: 9")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the whole result")

@@ -12,7 +12,8 @@ EPILOGUES = ("", "bias", "gelu", "silu", "residual", "swiglu")
 LAYOUTS = ("nt", "nn", "tn", "tt")
 # What tgemm can be measured against besides torch as it is.
 LT, COMPILED = "cublasLt, best of 8", "torch.compile, max-autotune"
-AGAINST = {"lt": LT, "compile": COMPILED}
+QUACK = "QuACK, autotuned"
+AGAINST = {"lt": LT, "compile": COMPILED, "quack": QUACK}
 
 
 @dataclass(frozen=True)

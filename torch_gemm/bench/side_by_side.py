@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import statistics
 import time
@@ -14,7 +15,7 @@ from torch import Tensor
 
 import torch_gemm
 from torch_gemm.bench.cublaslt import CublasLtError, Linear
-from torch_gemm.bench.shapes import AGAINST, COMPILED, LT, Shape, shape_of
+from torch_gemm.bench.shapes import AGAINST, COMPILED, LT, QUACK, Shape, shape_of
 from torch_gemm.measure import (
     Runner,
     input_sets,
@@ -122,11 +123,13 @@ def parse_against(text: str) -> list[str]:
     """The rivals that a text like "lt,compile" names; "torch", which always runs, may be among them.
 
     Raises:
-        ValueError: if there is no such rival.
+        ValueError: if there is no such rival, or it is not installed.
     """
     against = [name for name in text.split(",") if name and name != "torch"]
     if unknown := set(against) - set(AGAINST):
         raise ValueError(f"--against knows {', '.join(AGAINST)}, not {', '.join(sorted(unknown))}")
+    if "quack" in against and importlib.util.find_spec("quack") is None:
+        raise ValueError("--against quack needs the package quack-kernels")
     return against
 
 
@@ -151,7 +154,23 @@ def rival_contenders(
             torch_contender(shape), mode="max-autotune-no-cudagraphs", dynamic=False
         )
         rivals[COMPILED] = compiled
+    if "quack" in against and plain and shape.dtype in ("fp16", "bf16"):
+        rivals[QUACK] = quack_contender
     return rivals
+
+
+def quack_contender(x: Tensor, weight: Tensor) -> Tensor:
+    """QuACK's GEMM, which its first call for a shape autotunes.
+
+    Raises:
+        RuntimeError: whatever stops it; shapes that it does not take end in errors of many types.
+    """
+    from quack.gemm_interface import gemm
+
+    try:
+        return gemm(x, weight.mT)
+    except Exception as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 def make_inputs(shape: Shape, device: str, l2_bytes: int) -> list[Inputs]:
