@@ -141,6 +141,10 @@ def _sizes(shape: Shape) -> str:
     return sizes if shape.batch == 1 else f"{shape.batch} x ({sizes})"
 
 
+def _what(shape: Shape) -> str:
+    return " ".join(filter(None, (shape.dtype, shape.layout, shape.epilogue, shape.placement)))
+
+
 def fused(result: Result) -> str:
     """The table of fused epilogues, and what torch does for each."""
     return (
@@ -162,7 +166,7 @@ def summary(*results: Result | None) -> str:
         verdicts = [speedups.verdict(gain) for gain in gains]
         counts = " | ".join(str(verdicts.count(v)) for v in ("faster", "level", "slower"))
         lines.append(
-            f"| {speedups.SUITES[suite]} | {', '.join(rivals_of(result['rows']))} "
+            f"| {speedups.SUITES[suite]} | {_against(result['rows'])} "
             f"| {counts} | {geometric_mean(gains):.2f} | {min(gains):.2f} | {max(gains):.2f} |"
         )
     table = _table(
@@ -173,6 +177,15 @@ def summary(*results: Result | None) -> str:
     return (
         f"{table}\nShapes, and speed-ups over the best rival of each: geometric mean, smallest, largest. "
         f"Level: within {speedups.LEVEL:.0%}. {cards_of(found)}{_unmeasured(found)}\n"
+    )
+
+
+def _against(rows: Sequence[dict[str, Any]]) -> str:
+    """The rivals of a suite, and on how many of its shapes each ran where that is not all."""
+    counts = {name: sum(name in row["contenders"] for row in rows) for name in rivals_of(rows)}
+    return ", ".join(
+        name if count == len(rows) else f"{name} ({count} of {len(rows)})"
+        for name, count in counts.items()
     )
 
 
@@ -192,7 +205,7 @@ def losses(*results: Result | None) -> str:
         "|---|---|---:|---:|---|---:|",
         (
             f"| {_sizes(one.shape)} "
-            f"| {' '.join(filter(None, (one.shape.dtype, one.shape.layout, one.shape.epilogue)))} "
+            f"| {_what(one.shape)} "
             f"| {one.rival}: {one.rival_us:.1f} us | {one.us:.1f} us | `{one.kernel}` | {one.gain:.2f} |"
             for one in sorted(slower, key=lambda one: one.gain)
         ),
@@ -253,8 +266,9 @@ def models(result: Result) -> str:
         + [f"| matrix products' share | {' | '.join(shares)} |"],
     )
     return (
-        f"{table}\nTime, speed-up over the best stock way, largest difference of an output from the model "
-        f"in FP32. {_place(result)}\n"
+        f"{table}\nIn each cell: time, speed-up over the best stock way, largest difference of an output from the model "
+        f"in FP32. Products' share: of the time of stock eager. {result['rounds']} rounds; the control says how far they "
+        f"differ. {_place(result)}\n"
     )
 
 
@@ -563,7 +577,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 1 if a document or the picture is not up to date and `--check` forbids to
-        change that, 2 if matplotlib is missing.
+        change that, 2 if matplotlib is missing or something cannot be read.
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing, fail if it would")
@@ -577,8 +591,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parsed = parser.parse_args(arguments)
     documents, results = parsed.document or DOCUMENTS, parsed.results
-    texts = {path: path.read_text() for path in documents}
-    rendered = {path: render(text, results) for path, text in texts.items()}
+    try:
+        if not results.is_dir():
+            raise ValueError(f"there is no folder {results}")
+        texts = {path: path.read_text() for path in documents}
+        rendered = {path: render(text, results) for path, text in texts.items()}
+    except (OSError, ValueError) as error:
+        print(f"render: {error}", file=sys.stderr)
+        return 2
     for name in stale("".join(texts.values()), results):
         print(f"{name}: measured before the last change of csrc/", file=sys.stderr)
 

@@ -94,7 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name, shapes = parsed.suite, SUITES[parsed.suite]
         else:
             name = f"{parsed.sweep}_sweep_{parsed.dtype}"
-            splits = [int(split) for split in parsed.split_k.split(",")]
+            splits = [int(split) if split.isdecimal() else 0 for split in parsed.split_k.split(",")]
+            if min(splits) < 1:
+                raise ValueError(
+                    f"--split-k is {parsed.split_k!r}, and must be numbers of at least 1"
+                )
             if parsed.shapes:
                 shapes = [parse_shape(text, parsed.dtype) for text in parsed.shapes.split(",")]
             else:

@@ -366,7 +366,9 @@ def test_bad_options(files, tmp_path, capsys):
     )
     nowhere = str(tmp_path / "nowhere" / "a.json")
     assert "cannot be written" in fails(capsys, "--from", good, "--json", nowhere)
-    assert "knows lt, compile, quack, not qub" in fails(capsys, "--suite", "odd", "--against", "qub")
+    assert "knows lt, compile, quack, not qub" in fails(
+        capsys, "--suite", "odd", "--against", "qub"
+    )
 
 
 @pytest.mark.parametrize(

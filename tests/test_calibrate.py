@@ -22,9 +22,18 @@ CONFIGS = [
         "stages": 3,
     },
     {"name": "64x128", "block_m": 64, "block_n": 128, "block_k": 64, "threads": 384, "stages": 3},
+    {
+        "name": "128x128_pingpong",
+        "block_m": 128,
+        "block_n": 128,
+        "block_k": 64,
+        "threads": 384,
+        "stages": 3,
+    },
 ]
 STAMP = {"device": {"sm_count": 132, "clock_ghz": 1.98, "memory_bytes_per_us": 4.4e6}}
-RATES = (1400.0, 1100.0, 800.0)
+RATES = (1400.0, 1100.0, 800.0, 1000.0)
+LONE = 0.85
 
 
 @pytest.fixture
@@ -35,6 +44,7 @@ def sweep():
     with torch.no_grad():
         model.rate.copy_(torch.tensor(RATES).log())
         model.tile.fill_(math.log(0.8))
+        model.lone.fill_(math.log(LONE))
     rows = []
     for m, n, k in itertools.product((128, 1000, 4096), (768, 4096), (768, 3072, 8192)):
         contenders = {"torch": {"us": 1.0}}
@@ -42,6 +52,10 @@ def sweep():
             sample = calibrate.Sample((m, n, k), config["name"], split, 0.0)
             us = model(torch.tensor([model.features(sample)])).item()
             contenders[f"tgemm sm90:{config['name']},split_k={split}"] = {"us": us}
+        # Through the workspace and a second kernel, of which the model knows nothing.
+        contenders |= {
+            f"tgemm sm90:{config['name']},split_k=9": {"us": 0.001} for config in CONFIGS
+        }
         rows.append({"m": m, "n": n, "k": k, "contenders": contenders})
     kernels = [{"name": "sm90", "configs": CONFIGS}]
     return {"stamp": STAMP, "kernels": kernels, "rows": rows}
@@ -55,6 +69,8 @@ def test_known_constants_are_found(sweep, tmp_path, capsys):
     for config, rate in zip(CONFIGS, RATES, strict=True):
         (line,) = [line for line in text.splitlines() if line.startswith(f"{config['name']} ")]
         assert float(line.split()[3]) == pytest.approx(rate, rel=0.05)
+    lone = float(text.partition("A ping-pong consumer alone: ")[2].split()[0])
+    assert lone == pytest.approx(LONE, abs=0.02)
     assert "Choices within 3 % of the best: 100% of 18 shapes; 100%" in text
 
 

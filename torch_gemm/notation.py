@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import reprlib
 from typing import Any
 
 import torch
@@ -42,15 +43,15 @@ def sizes_of(shape: Any, least: int = 1) -> tuple[int, ...]:
             sizes = ()
     if len(sizes) not in (3, 4) or min(sizes) < 0:
         raise ValueError(
-            f"{shape!r} is no shape; write MxNxK, 2048x4096x14336, or BxMxNxK for a batch"
+            f"{reprlib.repr(shape)} is no shape; write MxNxK, 2048x4096x14336, or BxMxNxK for a batch"
         )
     if min(sizes) < least:
-        raise ValueError(f"{shape!r} has a size below {least}")
+        raise ValueError(f"{reprlib.repr(shape)} has a size below {least}")
     if max(sizes) > MAX_SIZE:
-        raise ValueError(f"{shape!r} has a size above 2^{MAX_SIZE.bit_length() - 1}")
+        raise ValueError(f"{reprlib.repr(shape)} has a size above 2^{MAX_SIZE.bit_length() - 1}")
     *batch, m, n, k = sizes
     if math.prod(batch) * max(m * n, m * k, n * k) > MAX_ELEMENTS:
-        raise ValueError(f"{shape!r} has a matrix of more bytes than torch can count")
+        raise ValueError(f"{reprlib.repr(shape)} has a matrix of more bytes than torch can count")
     return sizes
 
 

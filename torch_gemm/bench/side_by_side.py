@@ -319,7 +319,12 @@ def run_suite(
             not_offered[str(shape)] = reason
             show(f"{shape}: not offered: {reason}")
             continue
-        row = measure(shape, against, runner, rounds)
+        try:
+            row = measure(shape, against, runner, rounds)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            not_offered[str(shape)] = f"out of memory: {str(error).splitlines()[0]}"
+            show(f"{shape}: not measured: {not_offered[str(shape)]}")
+            continue
         rows.append(row)
         show(line_of(row))
     show(f"{name}: {time.perf_counter() - start:.1f} s")
