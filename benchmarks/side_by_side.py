@@ -121,8 +121,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prepare_output(path)
     except (ValueError, CommandError) as error:
         parser.error(str(error))
-    with torch.inference_mode():
-        result = run_suite(name, shapes, against, runner, parsed.rounds)
+    try:
+        with torch.inference_mode():
+            result = run_suite(name, shapes, against, runner, parsed.rounds)
+    except RuntimeError as error:
+        parser.error(f"{name} could not be measured: {str(error).splitlines()[0]}")
     write_output(path, result_text(result).encode())
     print(f"written: {path}")
     return 0

@@ -325,12 +325,15 @@ def test_models_are_shown_side_by_side(tmp_path):
         {"what": "ViT", "dtype": "bf16", "gemm_share": 0.58, "cells": {"stock eager": timed}},
         {"what": "BERT", "dtype": "bf16", "gemm_share": 0.6, "cells": {"tgemm pass": timed}},
     ]
-    (tmp_path / "models_bf16.json").write_text(json.dumps({"stamp": STAMP, "rows": rows}))
+    (tmp_path / "models_bf16.json").write_text(
+        json.dumps({"stamp": STAMP, "rounds": 9, "rows": rows})
+    )
     text = render.block_of("models", tmp_path)
     assert "| bf16 | ViT | BERT |" in text
     assert "| stock eager | 2.00 ms, 0.50, 1.2e-02 | - |" in text  # failed or was left out
     assert "| tgemm pass | - | 2.00 ms, 0.50, 1.2e-02 |" in text
     assert "| matrix products' share | 58% | 60% |" in text
+    assert "9 rounds" in text
     assert text.endswith("GPU, driver 1, torch 2, 3.\n")
 
 
@@ -451,6 +454,34 @@ def test_every_shape_of_a_suite_is_compiled():
         row = side_by_side.measure(Shape(m, 8, 4, "fp32"), ["compile"], runner, 1)
         assert shapes.COMPILED in row["contenders"]
     assert counters["stats"]["unique_graphs"] == 10
+
+
+def test_a_shape_beyond_the_memory_does_not_end_the_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(measure, "TURN_MS", 0.01)
+    whole = side_by_side.measure
+
+    def explode_at_first(shape, *rest):
+        if shape.m == 4:
+            raise torch.OutOfMemoryError("out of memory\nmore")
+        return whole(shape, *rest)
+
+    monkeypatch.setattr(side_by_side, "measure", explode_at_first)
+    path = tmp_path / "sweep.json"
+    arguments = ["--sweep", "simt", "--dtype", "fp32", "--device", "cpu", "--rounds", "1"]
+    arguments += ["--output", str(path), "--shapes"]
+    assert command.main([*arguments, "4x5x6,5x5x6"]) == 0
+    result = json.loads(path.read_text())
+    assert [row["m"] for row in result["rows"]] == [5]
+    assert result["not_offered"] == {"4x5x6 fp32": "out of memory: out of memory"}
+    path.unlink()
+    with pytest.raises(SystemExit, match="2"):
+        command.main([*arguments, "4x5x6"])
+    assert "simt_sweep_fp32 could not be measured: out of memory" in capsys.readouterr().err
+    assert not path.exists()
+    for splits in ("0", "a", "1,-1", ""):
+        with pytest.raises(SystemExit, match="2"):
+            command.main([*arguments, "5x5x6", "--split-k", splits])
+        assert f"--split-k is {splits!r}" in capsys.readouterr().err
 
 
 def test_quack_is_a_rival_where_it_is_installed(monkeypatch):

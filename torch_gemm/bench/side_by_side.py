@@ -310,7 +310,10 @@ def run_suite(
 
     Returns:
         What is stored: {"name", "stamp", "rounds", "kernels", "rows"}, and with shapes whose precision this
-        build does not have "not_offered", by name, with the op's own sentence.
+        build does not have, or that do not fit into memory, "not_offered", by name, with a sentence.
+
+    Raises:
+        torch.OutOfMemoryError: none of the shapes fits.
     """
     start = time.perf_counter()
     rows, not_offered = [], {}
@@ -321,7 +324,9 @@ def run_suite(
             continue
         try:
             row = measure(shape, against, runner, rounds)
-        except (torch.OutOfMemoryError, MemoryError) as error:
+        except torch.OutOfMemoryError as error:
+            if shape is shapes[-1] and not rows:
+                raise
             not_offered[str(shape)] = f"out of memory: {str(error).splitlines()[0]}"
             show(f"{shape}: not measured: {not_offered[str(shape)]}")
             continue
