@@ -61,9 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def show(result: dict[str, Any]) -> None:
         print_row(console, result["rows"][-1])
-        write_output(
-            path, result_text(result).encode()
-        )  # after each, so that an interruption costs one
+        # After each, so that an interruption costs one.
+        write_output(path, result_text(result).encode())
 
     options = ("dtype", "device", "rounds", "tiny", "model_seconds", "cell_seconds")
     run_models(names, How(**{name: getattr(parsed, name) for name in options}), show)

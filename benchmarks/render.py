@@ -21,9 +21,9 @@ from typing import Any
 
 from benchmarks import speedups
 from torch_gemm._digest import source_digest
-from torch_gemm.bench.results import caption_of, geometric_mean, rivals_of, source_of
+from torch_gemm.bench.results import caption_of, geometric_mean, place_of, rivals_of, source_of
 from torch_gemm.bench.shapes import AGAINST, Shape, shape_of
-from torch_gemm.console import CommandError
+from torch_gemm.console import CommandError, write_output
 from torch_gemm.ladder.picture import draw, drawn_digest, result_digest
 from torch_gemm.ladder.rungs import RUNGS
 from torch_gemm.ladder.tables import (
@@ -227,13 +227,7 @@ def suites_of(results: Sequence[Result | None]) -> dict[str, Result]:
 
 def cards_of(results: dict[str, Result]) -> str:
     """On what, and when, several results were measured."""
-    stamps = [result["stamp"] for result in results.values()]
-    places = {f"{s['card']}, driver {s['driver']}, torch {s['torch']}, {s['date']}" for s in stamps}
-    return "; ".join(sorted(places)) + "."
-
-
-def _place(result: Result) -> str:
-    return cards_of({"": result})
+    return "; ".join(sorted(set(map(place_of, results.values())))) + "."
 
 
 def decode(result: Result) -> str:
@@ -260,7 +254,7 @@ def models(result: Result) -> str:
 
     shares = [f"{row['gemm_share']:.0%}" for row in rows]
     table = _table(
-        f"| {result['rows'][0]['dtype']} | {' | '.join(row['what'] for row in rows)} |",
+        f"| {rows[0]['dtype']} | {' | '.join(row['what'] for row in rows)} |",
         f"|---|{'---:|' * len(rows)}",
         [f"| {way} | {' | '.join(cell(row, way) for row in rows)} |" for way in ways]
         + [f"| matrix products' share | {' | '.join(shares)} |"],
@@ -268,7 +262,7 @@ def models(result: Result) -> str:
     return (
         f"{table}\nIn each cell: time, speed-up over the best stock way, largest difference of an output from the model "
         f"in FP32. Products' share: of the time of stock eager. {result['rounds']} rounds; the control says how far they "
-        f"differ. {_place(result)}\n"
+        f"differ. {place_of(result)}.\n"
     )
 
 
@@ -293,7 +287,7 @@ def host_cost(result: Result) -> str:
     )
     return (
         f"{table}\n{m} x {n} x {k}, {result['calls']:,} calls of each, in turns; nothing waits for the GPU. "
-        f"For comparison: {', '.join(parts)}. {_place(result)}\n"
+        f"For comparison: {', '.join(parts)}. {place_of(result)}.\n"
     )
 
 
@@ -546,12 +540,12 @@ class Picture:
         """Draws the stored results beside a document.
 
         Raises:
-            CommandError: matplotlib is not installed.
+            CommandError: matplotlib is not installed, or the file cannot be written.
         """
         file = document.parent / self.path
         content = self.draw(self.results(document, block, results), self.path.suffix[1:])
         file.parent.mkdir(exist_ok=True)
-        file.write_bytes(content)
+        write_output(file, content)
 
 
 def _only(results: dict[str, Result]) -> Result:
@@ -617,12 +611,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for picture, path, block in undrawn:
             picture.write(path, block, results)
+        for path in documents:
+            if rendered[path] != texts[path]:
+                write_output(path, rendered[path].encode())
     except CommandError as error:
         print(error, file=sys.stderr)
         return 2
-    for path in documents:
-        if rendered[path] != texts[path]:
-            path.write_text(rendered[path])
     for path in outdated:
         print(f"written: {path}")
     return 0

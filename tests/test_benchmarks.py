@@ -233,10 +233,13 @@ def test_the_documents():
     assert all(f"<!-- begin: {name} -->" in marked for name in render.BLOCKS)
 
 
+STAMP = {"card": "GPU", "driver": "1", "torch": "2", "date": "3", "csrc_digest": "0"}
+
+
 def stored(folder, name, rows, **contenders):
     """A result with one row for each of the times of tgemm, and for its rivals."""
     result = {
-        "stamp": {"card": "GPU", "driver": "1", "torch": "2", "date": "3", "csrc_digest": "0"},
+        "stamp": STAMP,
         "rounds": 1,
         "rows": [
             {"m": 1, "n": 1000, "k": 1000 * row["us"], "dtype": "bf16", "chosen": "simt:64x64"}
@@ -313,9 +316,6 @@ def test_the_picture_of_all_suites(tmp_path, capsys):
     assert (tmp_path / "docs" / "speedups.svg").read_bytes() != first
     # A document in docs/ shows the picture that README.md has drawn.
     assert not (tmp_path / "docs" / "docs").exists()
-
-
-STAMP = {"card": "GPU", "driver": "1", "torch": "2", "date": "3", "csrc_digest": "0"}
 
 
 def test_models_are_shown_side_by_side(tmp_path):

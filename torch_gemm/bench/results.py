@@ -25,12 +25,17 @@ def kind_of(result: Result) -> str:
     return "models" if rows and "model" in rows[0] else "side_by_side"
 
 
+def place_of(result: Result) -> str:
+    """On what, and when, a result was measured."""
+    stamp = result["stamp"]
+    return f"{stamp['card']}, driver {stamp['driver']}, torch {stamp['torch']}, {stamp['date']}"
+
+
 def source_of(result: Result) -> str:
     """Where the numbers of a result come from."""
-    stamp = result["stamp"]
     return (
-        f"{stamp['card']}, driver {stamp['driver']}, torch {stamp['torch']}, {stamp['date']}: CUDA "
-        f"graphs over random inputs beyond L2, replayed in turn, medians of {result['rounds']} rounds."
+        f"{place_of(result)}: CUDA graphs over random inputs beyond L2, replayed in turn, medians of "
+        f"{result['rounds']} rounds."
     )
 
 

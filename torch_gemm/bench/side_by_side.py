@@ -316,7 +316,7 @@ def run_suite(
         torch.OutOfMemoryError: none of the shapes fits.
     """
     start = time.perf_counter()
-    rows, not_offered = [], {}
+    rows, not_offered, beyond_memory = [], {}, None
     for shape in shapes:
         if reason := reason_against(shape, runner):
             not_offered[str(shape)] = reason
@@ -325,13 +325,14 @@ def run_suite(
         try:
             row = measure(shape, against, runner, rounds)
         except torch.OutOfMemoryError as error:
-            if shape is shapes[-1] and not rows:
-                raise
+            beyond_memory = error
             not_offered[str(shape)] = f"out of memory: {str(error).splitlines()[0]}"
             show(f"{shape}: not measured: {not_offered[str(shape)]}")
             continue
         rows.append(row)
         show(line_of(row))
+    if beyond_memory is not None and not rows:
+        raise beyond_memory
     show(f"{name}: {time.perf_counter() - start:.1f} s")
     return {
         "name": name,
