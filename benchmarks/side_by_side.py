@@ -35,7 +35,7 @@ def forced_configurations(
     """Every configuration of a kernel, as `force_kernel` strings, with each split-K.
 
     For a `shape` on a GPU with `sms` SMs: only with splits that leave no SM more than one tile, because
-    others are never chosen.
+    others are never chosen, and where some configurations split K within clusters, only with such splits.
 
     Raises:
         ValueError: if there is no such kernel.
@@ -44,9 +44,13 @@ def forced_configurations(
     if kernel not in table:
         raise ValueError(f"there is no kernel {kernel!r}; the kernels are {', '.join(table)}")
 
+    most = max(config.get("max_cluster_split", 1) for config in table[kernel]["configs"])
+
     def sensible(config: dict[str, Any], split: int) -> bool:
         if split == 1 or shape is None:
             return True
+        if most > 1 and split > config["max_cluster_split"]:
+            return False
         tiles = -(-shape.m // config["block_m"]) * -(-shape.n // config["block_n"])
         return tiles * split <= sms
 

@@ -22,6 +22,7 @@ SUITES = {
     "batch": "batches",
     "large_k": "large K, few tiles",
     "fp32": "FP32, and FP32 accuracy on Tensor Cores",
+    "rivals": "a few of each, beside rivals that compile",
 }
 # Closer than this is level: about twice what torch differs by from itself.
 LEVEL = 0.03

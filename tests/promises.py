@@ -44,6 +44,8 @@ class Promise:
     packs: bool = False
     # Of all these, only problems for which leaves_in_boxes holds.
     boxes: bool = False
+    # Its boxes share columns: of these, only FP32 outputs without a residual.
+    boxes_share_columns: bool = False
     # One kernel makes gated products, of those for which leaves_in_boxes holds.
     gates: bool = False
     # It makes them whatever their outputs, and splits their K.
@@ -76,12 +78,26 @@ PROMISES = {
     "skinny:*x64": SKINNY,
     "skinny:*": dataclasses.replace(SKINNY, gates=True, gates_all=True),
     # Three consumers have no registers for the common epilogue.
+    "sm90:192x128": dataclasses.replace(SM90, boxes=True, gates=True),
     "sm90:192x192": dataclasses.replace(SM90, boxes=True),
-    "sm90_tf32:192x192": dataclasses.replace(SM90_TF32, boxes=True),
-    "sm90_packed:192x192": dataclasses.replace(SM90_PACKED, boxes=True),
+    "sm90_tf32:192x*": dataclasses.replace(SM90_TF32, boxes=True),
+    "sm90_packed:192x*": dataclasses.replace(SM90_PACKED, boxes=True),
+    # Boxes of 64 columns do not divide their tiles.
+    **{
+        f"{kernel}:*x{width}*": dataclasses.replace(
+            promise,
+            layouts=tuple(layout for layout in promise.layouts if layout[1] == "t"),
+            one_k_in_any_layout=True,
+            boxes=True,
+            boxes_share_columns=True,
+        )
+        for kernel, promise in (("sm90", SM90), ("sm90_tf32", SM90_TF32))
+        for width in (96, 144, 160, 176, 224, 240)
+    },
     # A consumer that has 128 columns has 64 of each weight.
     "sm90:128x128*": dataclasses.replace(SM90, gates=True),
     "sm90:128x256*": dataclasses.replace(SM90, gates=True),
+    "sm90:64x128_pingpong*": dataclasses.replace(SM90, gates=True),
     "sm90:*": SM90,
     "sm90_tf32:*": SM90_TF32,
     "sm90_packed:*": SM90_PACKED,
@@ -262,8 +278,12 @@ class Config:
         return row_major_out(case) and case.k > 0 and not EPILOGUES[case.epilogue].preact
 
     def _leaves_in_boxes(self, case: Case) -> bool:
+        epilogue = EPILOGUES[case.epilogue]
+        wide = out_dtype(case) == torch.float32
+        if self.promise.boxes_share_columns and wide and epilogue.residual:
+            return False
         # Of a gated product in two kernels, the second multiplies by what the first has written.
-        return leaves_in_boxes(case) and (self.promise.gates or not EPILOGUES[case.epilogue].gated)
+        return leaves_in_boxes(case) and (self.promise.gates or not epilogue.gated)
 
     def second(self, matrix: Tensor) -> Tensor:
         """A second operand, with K along its columns in memory where the configuration reads no other order."""

@@ -108,7 +108,7 @@ def test_fitted_cases_run(sizes: tuple[int, ...]):
     asked = []
     for config in CONFIGS:
         rng = random.Random(str(config))
-        for case in random_cases(rng, 200, sizes):
+        for case in random_cases(rng, 400, sizes):
             alignments = config.alignments(case.mode)
             outs = config.out_layouts(case.layout)
             if case.mode not in config.modes or not outs:

@@ -83,7 +83,8 @@ def kernels() -> list[dict[str, Any]]:
     Returns:
         One dict per family: "name", "description", "automatic" (False: runs only when forced),
         "splits_k", and "configs", each with "name", "block_m", "block_n", "block_k", "threads",
-        "stages" and "shared_memory_bytes". ``f"{name}:{config}"`` is what `force_kernel` takes.
+        "stages", "shared_memory_bytes" and "max_cluster_split" (up to here, split-K adds up within a
+        cluster of CTAs). ``f"{name}:{config}"`` is what `force_kernel` takes.
 
     Raises:
         RuntimeError: the CUDA library is not loaded; the sentence says why.

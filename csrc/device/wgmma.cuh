@@ -48,14 +48,24 @@ enum class WgmmaType { kF16, kBf16, kTf32 };
 #define TGEMM_REGISTERS_32                                               \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TGEMM_REGISTERS_48 \
+  TGEMM_REGISTERS_32       \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define TGEMM_REGISTERS_64                                                           \
   TGEMM_REGISTERS_32                                                                 \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TGEMM_REGISTERS_72 TGEMM_REGISTERS_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define TGEMM_REGISTERS_80 TGEMM_REGISTERS_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define TGEMM_REGISTERS_88 TGEMM_REGISTERS_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define TGEMM_REGISTERS_96                                                           \
   TGEMM_REGISTERS_64                                                                 \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
   ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define TGEMM_REGISTERS_112 \
+  TGEMM_REGISTERS_96        \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define TGEMM_REGISTERS_120 TGEMM_REGISTERS_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define TGEMM_REGISTERS_128                                                                      \
   TGEMM_REGISTERS_96                                                                             \
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
@@ -64,15 +74,20 @@ enum class WgmmaType { kF16, kBf16, kTf32 };
 #define TGEMM_SUMS_8(how, d, i)                                                         \
   how(d[i]), how(d[i + 1]), how(d[i + 2]), how(d[i + 3]), how(d[i + 4]), how(d[i + 5]), \
       how(d[i + 6]), how(d[i + 7])
-#define TGEMM_SUMS_32(how, d, i)                                                      \
-  TGEMM_SUMS_8(how, d, i), TGEMM_SUMS_8(how, d, i + 8), TGEMM_SUMS_8(how, d, i + 16), \
-      TGEMM_SUMS_8(how, d, i + 24)
+#define TGEMM_SUMS_16(how, d, i) TGEMM_SUMS_8(how, d, i), TGEMM_SUMS_8(how, d, i + 8)
+#define TGEMM_SUMS_32(how, d, i) TGEMM_SUMS_16(how, d, i), TGEMM_SUMS_16(how, d, i + 16)
 #define TGEMM_SUMS_OF_4(how, d) how(d[0]), how(d[1]), how(d[2]), how(d[3])
 #define TGEMM_SUMS_OF_8(how, d) TGEMM_SUMS_8(how, d, 0)
-#define TGEMM_SUMS_OF_16(how, d) TGEMM_SUMS_8(how, d, 0), TGEMM_SUMS_8(how, d, 8)
+#define TGEMM_SUMS_OF_16(how, d) TGEMM_SUMS_16(how, d, 0)
 #define TGEMM_SUMS_OF_32(how, d) TGEMM_SUMS_32(how, d, 0)
+#define TGEMM_SUMS_OF_48(how, d) TGEMM_SUMS_OF_32(how, d), TGEMM_SUMS_16(how, d, 32)
 #define TGEMM_SUMS_OF_64(how, d) TGEMM_SUMS_32(how, d, 0), TGEMM_SUMS_32(how, d, 32)
+#define TGEMM_SUMS_OF_72(how, d) TGEMM_SUMS_OF_64(how, d), TGEMM_SUMS_8(how, d, 64)
+#define TGEMM_SUMS_OF_80(how, d) TGEMM_SUMS_OF_64(how, d), TGEMM_SUMS_16(how, d, 64)
+#define TGEMM_SUMS_OF_88(how, d) TGEMM_SUMS_OF_80(how, d), TGEMM_SUMS_8(how, d, 80)
 #define TGEMM_SUMS_OF_96(how, d) TGEMM_SUMS_OF_64(how, d), TGEMM_SUMS_32(how, d, 64)
+#define TGEMM_SUMS_OF_112(how, d) TGEMM_SUMS_OF_96(how, d), TGEMM_SUMS_16(how, d, 96)
+#define TGEMM_SUMS_OF_120(how, d) TGEMM_SUMS_OF_112(how, d), TGEMM_SUMS_8(how, d, 112)
 #define TGEMM_SUMS_OF_128(how, d) TGEMM_SUMS_OF_96(how, d), TGEMM_SUMS_32(how, d, 96)
 // A sum that is added to, or one that is only written.
 #define TGEMM_ADDED(sum) "+f"(sum)
@@ -122,8 +137,14 @@ TGEMM_WGMMA(8, 4, "%4", "%5", "%6", "%7");
 TGEMM_WGMMA(16, 8, "%8", "%9", "%10", "%11");
 TGEMM_WGMMA(32, 16, "%16", "%17", "%18", "%19");
 TGEMM_WGMMA(64, 32, "%32", "%33", "%34", "%35");
+TGEMM_WGMMA(96, 48, "%48", "%49", "%50", "%51");
 TGEMM_WGMMA(128, 64, "%64", "%65", "%66", "%67");
+TGEMM_WGMMA(144, 72, "%72", "%73", "%74", "%75");
+TGEMM_WGMMA(160, 80, "%80", "%81", "%82", "%83");
+TGEMM_WGMMA(176, 88, "%88", "%89", "%90", "%91");
 TGEMM_WGMMA(192, 96, "%96", "%97", "%98", "%99");
+TGEMM_WGMMA(224, 112, "%112", "%113", "%114", "%115");
+TGEMM_WGMMA(240, 120, "%120", "%121", "%122", "%123");
 TGEMM_WGMMA(256, 128, "%128", "%129", "%130", "%131");
 
 #undef TGEMM_WGMMA
@@ -132,17 +153,30 @@ TGEMM_WGMMA(256, 128, "%128", "%129", "%130", "%131");
 #undef TGEMM_WRITTEN
 #undef TGEMM_ADDED
 #undef TGEMM_SUMS_OF_128
+#undef TGEMM_SUMS_OF_120
+#undef TGEMM_SUMS_OF_112
 #undef TGEMM_SUMS_OF_96
+#undef TGEMM_SUMS_OF_88
+#undef TGEMM_SUMS_OF_80
+#undef TGEMM_SUMS_OF_72
 #undef TGEMM_SUMS_OF_64
+#undef TGEMM_SUMS_OF_48
 #undef TGEMM_SUMS_OF_32
 #undef TGEMM_SUMS_OF_16
 #undef TGEMM_SUMS_OF_8
 #undef TGEMM_SUMS_OF_4
 #undef TGEMM_SUMS_32
+#undef TGEMM_SUMS_16
 #undef TGEMM_SUMS_8
 #undef TGEMM_REGISTERS_128
+#undef TGEMM_REGISTERS_120
+#undef TGEMM_REGISTERS_112
 #undef TGEMM_REGISTERS_96
+#undef TGEMM_REGISTERS_88
+#undef TGEMM_REGISTERS_80
+#undef TGEMM_REGISTERS_72
 #undef TGEMM_REGISTERS_64
+#undef TGEMM_REGISTERS_48
 #undef TGEMM_REGISTERS_32
 #undef TGEMM_REGISTERS_16
 #undef TGEMM_REGISTERS_8

@@ -12,6 +12,7 @@ namespace {
 
 // With less K per split (elements) there is next to no mainloop left.
 constexpr int64_t kMinKPerSplit = 128;
+constexpr int64_t kClusterWaves = 3;
 constexpr int kSplitCandidates[] = {2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128};
 // Partial sums beyond this no longer stay in L2 and cost more than they save (bytes).
 constexpr double kMaxAutomaticWorkspace = 64e6;
@@ -181,13 +182,15 @@ Selection select(const Problem& problem, const Device& device, std::string_view 
         continue;
       }
       consider(1);
-      // Splitting helps only while the tiles leave SMs idle.
+      // Splitting helps only while the tiles leave SMs idle; within a cluster it is cheap enough to
+      // even out a few waves.
       const int64_t columns = problem.gated ? 2 * problem.n : problem.n;
       const int64_t tiles = ceil_div(problem.m, config.block_m) *
                             ceil_div(columns, config.block_n) * problem.batch_count();
       const int64_t slots = int64_t{device.sm_count} * config.ctas_per_sm;
       for (int split_k : kSplitCandidates) {
-        if (split_k > max_split || tiles * split_k > slots || problem.k < split_k * kMinKPerSplit) {
+        const int64_t most = split_k <= config.max_cluster_split ? kClusterWaves * slots : slots;
+        if (split_k > max_split || tiles * split_k > most || problem.k < split_k * kMinKPerSplit) {
           break;
         }
         if (static_cast<double>(partial_sums_bytes(problem, config, split_k)) >

@@ -12,8 +12,9 @@
 
 namespace tgemm {
 
-// Shared memory beyond the default 48 KB has to be asked for, once per kernel and device. The call
-// is legal during stream capture, and repeating it from two threads is harmless.
+// Shared memory beyond the default 48 KB has to be asked for, once per kernel and device: all that
+// there is, because not every launch takes the same. The call is legal during stream capture, and
+// repeating it from two threads is harmless.
 template <auto kKernel>
 cudaError_t allow_shared_memory(int bytes) {
   static std::atomic<uint64_t> done{0};  // bit per device
@@ -22,8 +23,15 @@ cudaError_t allow_shared_memory(int bytes) {
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   const uint64_t bit = uint64_t{1} << (device % 64);
   if (device < 64 && (done.load(std::memory_order_relaxed) & bit) != 0) return cudaSuccess;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  int most = 0;
+  cudaFuncAttributes attributes;
+  cudaError_t error =
+      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kKernel);
+  if (error == cudaSuccess) {
+    most -= static_cast<int>(attributes.sharedSizeBytes);
+    error = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+  }
   if (error == cudaSuccess) done.fetch_or(bit, std::memory_order_relaxed);
   return error;
 }

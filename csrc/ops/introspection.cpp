@@ -33,7 +33,8 @@ Json config_json(const TileConfig& config) {
       .member("block_k", config.block_k)
       .member("threads", config.threads)
       .member("stages", config.stages)
-      .member("shared_memory_bytes", config.shared_memory_bytes);
+      .member("shared_memory_bytes", config.shared_memory_bytes)
+      .member("max_cluster_split", config.max_cluster_split);
 }
 
 std::string kernels_json() {

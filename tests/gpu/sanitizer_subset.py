@@ -103,11 +103,15 @@ SCHEDULES = (
 )
 
 # What leaves through TMA, of sizes that end inside a tile: 16 bits from three consumers, FP32 in two
-# rounds, and two weights in the stages of a cluster.
+# rounds, two weights in the stages of a cluster, and boxes that share columns.
 FUSED = (
     Case(200, 200, 200, "fp16", "tn", epilogue="residual", force_kernel="sm90:192x192"),
     Case(71, 76, 200, "bf16", "nt", epilogue="fp32 residual", force_kernel="sm90:128x128"),
     Case(140, 72, 200, "fp16", "nt", epilogue="swiglu", force_kernel="sm90:128x256_cluster"),
+    Case(140, 200, 200, "bf16", "nt", epilogue="residual", force_kernel="sm90:128x144"),
+    Case(
+        140, 200, 200, "fp16", "nt", epilogue="residual", force_kernel="sm90:64x96_pingpong_cluster"
+    ),
 )
 
 

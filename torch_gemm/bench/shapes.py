@@ -201,6 +201,18 @@ SUITES: dict[str, tuple[Shape, ...]] = {
         Shape(512, 512, 128, "bf16", batch=64, heads=32, group=4),
         Shape(1, 2048, 128, "bf16", batch=256, heads=32, group=4),
     ),
+    # A few of each kind, for rivals that take up to a minute to compile and tune for every shape.
+    "rivals": _bf16(
+        (8, 4096, 4096),
+        (128, 6144, 4096),
+        (256, 28672, 4096),
+        (512, 4096, 4096),
+        (2048, 4096, 14336),
+        (4096, 4096, 4096),
+        (6304, 3072, 768),
+        (2048, 1536, 384),
+        (1024, 4096, 4095),
+    ),
     # FP32 beside SGEMM: true FP32 on CUDA cores, and as exact on Tensor Cores.
     "fp32": tuple(
         Shape(m, n, k, dtype)

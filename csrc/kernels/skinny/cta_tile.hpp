@@ -2,6 +2,7 @@
 // device.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace tgemm::skinny {
@@ -61,13 +62,15 @@ struct Barriers {
 // Behind the ring of stages, whose length is a matter of the launch.
 template <class Cta>
 struct SharedMemory {
-  unsigned char partial[Cta::max_partial_bytes()];
   Barriers barriers;
+  alignas(16) unsigned char partial[Cta::max_partial_bytes()];  // if K is divided
 };
 
 template <class Cta>
-constexpr int shared_memory_bytes(int stages) {
-  return stages * Cta::kStageBytes + static_cast<int>(sizeof(SharedMemory<Cta>));
+constexpr int shared_memory_bytes(int stages, bool divides_k) {
+  return stages * Cta::kStageBytes + static_cast<int>(divides_k
+                                                          ? sizeof(SharedMemory<Cta>)
+                                                          : offsetof(SharedMemory<Cta>, partial));
 }
 
 }  // namespace tgemm::skinny

@@ -39,7 +39,7 @@ std::string launch(Arguments& arguments, const LaunchTarget& target) {
   }
   return launch_clusters<skinny_gemm<Cta>>(
       tiles_m * tiles_n * params.batch_count * params.split_k, cluster, /*persistent=*/false,
-      Cta::kThreads, shared_memory_bytes<Cta>(arguments.stages), target, arguments);
+      Cta::kThreads, shared_memory_bytes<Cta>(arguments.stages, cluster > 1), target, arguments);
 }
 
 }  // namespace tgemm::skinny

@@ -18,6 +18,7 @@ using skinny::Arguments;
 
 // What else selection and launch know of a configuration.
 struct Traits {
+  int split_ctas_per_sm;  // where the CTAs of a cluster divide K, which takes more shared memory
   bool can_gate;
   std::string (*launch)(Arguments&, const LaunchTarget&);
 };
@@ -26,24 +27,29 @@ constexpr int kSharedBytesPerSm = 228 << 10;  // compute capability 9.0
 constexpr int kReservedBytes = 1 << 10;       // per CTA, by the runtime
 
 template <class Cta>
+constexpr int ctas_per_sm(int stages, bool divides_k) {
+  const int bytes = skinny::shared_memory_bytes<Cta>(stages, divides_k);
+  return std::min(Cta::kCtasPerSm, kSharedBytesPerSm / (bytes + kReservedBytes));
+}
+
+template <class Cta>
 constexpr TileConfig config_of(std::string_view name, int stages) {
-  const int bytes = skinny::shared_memory_bytes<Cta>(stages);
   return {.name = name,
           .block_m = Cta::kRows,
           .block_n = Cta::kColumns,
           .block_k = Cta::kBlockK,
           .threads = Cta::kThreads,
           .stages = stages,
-          .shared_memory_bytes = bytes,
-          .ctas_per_sm = std::min(Cta::kCtasPerSm, kSharedBytesPerSm / (bytes + kReservedBytes)),
+          .shared_memory_bytes = skinny::shared_memory_bytes<Cta>(stages, /*divides_k=*/false),
+          .ctas_per_sm = ctas_per_sm<Cta>(stages, /*divides_k=*/false),
           // wgmma reads the weight from shared memory, 128 bytes a cycle.
           .mac_per_cycle = 64.0 * Cta::kRows,
           .max_cluster_split = skinny::kMaxClusterSplit};
 }
 
 template <class Cta>
-constexpr Traits traits_of() {
-  return {Cta::kCanGate, skinny::launch<Cta>};
+constexpr Traits traits_of(int stages) {
+  return {ctas_per_sm<Cta>(stages, /*divides_k=*/true), Cta::kCanGate, skinny::launch<Cta>};
 }
 
 // As many stages as let four CTAs onto an SM (64 columns) or two (128).
@@ -54,9 +60,13 @@ constexpr std::array kConfigs = {
     config_of<skinny::Cta64x128>("64x128", 3),
 };
 constexpr std::array<Traits, kConfigs.size()> kTraits = {
-    traits_of<skinny::Cta8x64>(),   traits_of<skinny::Cta8x128>(), traits_of<skinny::Cta16x64>(),
-    traits_of<skinny::Cta16x128>(), traits_of<skinny::Cta32x64>(), traits_of<skinny::Cta32x128>(),
-    traits_of<skinny::Cta64x128>(),
+    traits_of<skinny::Cta8x64>(kConfigs[0].stages),
+    traits_of<skinny::Cta8x128>(kConfigs[1].stages),
+    traits_of<skinny::Cta16x64>(kConfigs[2].stages),
+    traits_of<skinny::Cta16x128>(kConfigs[3].stages),
+    traits_of<skinny::Cta32x64>(kConfigs[4].stages),
+    traits_of<skinny::Cta32x128>(kConfigs[5].stages),
+    traits_of<skinny::Cta64x128>(kConfigs[6].stages),
 };
 
 // More rows are other kernels' business.
@@ -67,24 +77,26 @@ constexpr int64_t kAutomaticRows = 32;
 constexpr int64_t kPrefetchPercent = 5;
 
 // Fitted to decoding shapes on an H200 (benchmarks/NOTES.md); microseconds. The fit has a start of
-// 3.2, but sm90's model, made for more rows, promises too much for few by as much as this is less:
+// 2.45, but sm90's model, made for more rows, promises too much for few by as much as this is less:
 // what counts is which is chosen.
-constexpr double kStartUs = 1.2;
+constexpr double kStartUs = 1.0;
+// Of the start, what is hidden where CTAs come in waves, in the limit of many.
+constexpr double kHiddenStartUs = 0.85;
 // From a request to its data, of which a CTA has one per stage under way.
-constexpr double kStageLatencyUs = 1.59;
-// What a CTA takes besides, where its place was another's before: seen with thousands of CTAs of a
-// single k-tile.
-constexpr double kWaveUs = 4.5;
+constexpr double kStageLatencyUs = 2.3;
+// What a CTA takes besides, where its place was another's before.
+constexpr double kWaveUs = 6.05;
+// How much longer reading the weight takes for each CTA that the fullest SM has more than the
+// average, of which it can have twice as many at most.
+constexpr double kImbalance = 0.013;
 // Adding up within a cluster, and of that, for each CTA beyond the first, per 64x128 outputs of a
 // tile.
-constexpr double kClusterSplitUs = 0.64;
-constexpr double kClusterSplitStepUs = 0.125;
-constexpr double kSplitUs = 4.5;            // the second kernel of split-K, without its traffic
-constexpr double kL2BytesPerCycle = 104.0;  // per SM
-// CTAs that run at once where they come in clusters, of those that would alone.
-constexpr double kClusteredShare = 0.85;
+constexpr double kClusterSplitUs = 0.2;
+constexpr double kClusterSplitStepUs = 0.743;
+constexpr double kSplitUs = 4.5;           // the second kernel of split-K, without its traffic
+constexpr double kL2BytesPerCycle = 64.4;  // per SM
 // Limits that lie close together slow one another: a norm of them, not the largest.
-constexpr double kNorm = 5.6;
+constexpr double kNorm = 7.47;
 
 const Traits& traits(const TileConfig& config) {
   return kTraits[static_cast<size_t>(&config - kConfigs.data())];
@@ -119,9 +131,19 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const int64_t tiles =
       ceil_div(problem.m, config.block_m) * ceil_div(problem.n, columns) * problem.batch_count();
   const int64_t ctas = tiles * split_k;
-  const double slots = std::max(1, device.sm_count) * config.ctas_per_sm *
-                       (in_cluster && split_k > 1 ? kClusteredShare : 1.0);
-  const double waves = std::ceil(static_cast<double>(ctas) / slots);
+  const int64_t sms = std::max(1, device.sm_count);
+  const bool clusters = in_cluster && split_k > 1;
+  const int64_t size = clusters ? split_k : 1;
+  const double share = device.cluster_shares[static_cast<size_t>(size - 1)];
+  const auto at_once = std::max<int64_t>(
+      1, std::lround(static_cast<double>(
+                         sms * (clusters ? traits(config).split_ctas_per_sm : config.ctas_per_sm)) *
+                     share / static_cast<double>(size)));
+  const auto waves = static_cast<double>(ceil_div(ceil_div(ctas, size), at_once));
+  // CTAs of the fullest SM over the average.
+  const double fullest = static_cast<double>(ceil_div(ctas, sms) * sms) / static_cast<double>(ctas);
+  const double read_us =
+      memory_us(problem, device) * (1.0 + kImbalance * (std::min(fullest, 2.0) - 1.0));
   const auto k_tiles = static_cast<double>(ceil_div(ceil_div(problem.k, split_k), config.block_k));
   const double latency_us =
       waves * k_tiles * kStageLatencyUs / config.stages + (waves - 1.0) * kWaveUs;
@@ -130,10 +152,11 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const double l2_us = static_cast<double>(ctas) * tile_bytes /
                        (kL2BytesPerCycle * device.sm_count * device.clock_ghz * 1e3);
   double limits = 0.0;
-  for (const double us : {memory_us(problem, device), latency_us, l2_us}) {
+  for (const double us : {read_us, latency_us, l2_us}) {
     limits += std::pow(us, kNorm);
   }
-  double total_us = kStartUs + std::pow(limits, 1.0 / kNorm);
+  const double hidden_us = kHiddenStartUs * (1.0 - 1.0 / waves);
+  double total_us = kStartUs - hidden_us + std::pow(limits, 1.0 / kNorm);
   if (!in_cluster) {
     total_us += kSplitUs + partial_sums_us(problem, device, split_k);
   } else if (split_k > 1) {

@@ -44,7 +44,18 @@ struct CtaTile {
   static constexpr int kColumns = kSplitColumns ? kBlockN / kConsumers : kBlockN;
   static constexpr int kBlocks = kSplitColumns ? 1 : kBlockM / 64 / kConsumersPerTile;
   static constexpr int kSums = kBlocks * kColumns / 2;  // per thread
-  static_assert(kBlocks >= 1 && kBlocks <= 2 && kColumns % 64 == 0);
+  static_assert(kBlocks >= 1 && kBlocks <= 2);
+  // Outputs leave in boxes of 64 columns, or, FP32, of half as many. Where these do not divide a
+  // consumer's columns, its last box begins earlier, and has some of the one before it once more.
+  static constexpr int kBoxesAcross = (kColumns + 63) / 64;
+  static constexpr bool kWholeBoxes = kColumns % 64 == 0;
+  static_assert(kWholeBoxes || (kColumns % 16 == 0 && kColumns > 64));
+  // First of the columns of the i-th half of a box, row of boxes by row of boxes.
+  static constexpr int half_box_column(int i) {
+    if (kWholeBoxes) return i * 32 % kColumns;
+    const int box = i / 2 % kBoxesAcross * 64;
+    return (box + 64 <= kColumns ? box : kColumns - 64) + i % 2 * 32;
+  }
   // Columns of two weights alternate in a tile of B, 64 at a time, so that a consumer has both
   // factors of its outputs.
   static constexpr bool kCanGate = kColumns % 128 == 0 && !kParts;
@@ -56,21 +67,23 @@ struct CtaTile {
       (kLaunchRegisters * kThreads - kProducerRegisters * 128) / (128 * kConsumers) / 8 * 8;
   static_assert((kParts ? 3 * kSums + 32 : kSums + 40) <= kConsumerRegisters);
   static_assert(!kParts || (kBlocks == 1 && !kPingPong && kStages % 2 == 0));
-  // The common epilogue takes more.
-  static constexpr bool kCommonEpilogue = kConsumerRegisters >= 200;
+  // The common epilogue takes more, and finishes no output twice.
+  static constexpr bool kCommonEpilogue = kConsumerRegisters >= 200 && kWholeBoxes;
 
   static constexpr int kBytesA = kBlockM * kRowBytes;
   static constexpr int kBytesB = kBlockN * kRowBytes;
   static constexpr int kShareB = kBlockN / kCluster;  // columns that a CTA loads
-  static_assert(kShareB % 64 == 0);
+  static_assert(kShareB % 8 == 0);
+  // Of an N-major B, 64 columns are one box.
+  static constexpr bool kOnlyKMajorB = kShareB % 64 != 0;
   static constexpr int kStageBytes = kBytesA + kBytesB;
   // Outputs leave by way of shared memory, in boxes of 64 rows by 128 bytes: all of a tile's at
   // once if they have 16 bits, half of them if they are FP32.
-  static constexpr int kSlots = kBlocks * kColumns / 64;  // per consumer
+  static constexpr int kSlots = kBlocks * kBoxesAcross;  // per consumer
   static constexpr int kSlotBytes = 64 * 128;
   // Where the CTAs of a cluster divide K, each finishes some of the tile's boxes, for which it gets
   // the others' sums where its stages were. Every Hopper GPU can run clusters of 8.
-  static constexpr bool kSplits = !kPingPong && kCluster == 1 && kConsumers == 2;
+  static constexpr bool kSplits = !kPingPong && kCluster == 1 && kConsumers == 2 && kWholeBoxes;
   static constexpr int kPartialBytes = 64 * 64 * 4;
   static constexpr bool fits(int splits) {
     const int mine = (kConsumers * kSlots + splits - 1) / splits;

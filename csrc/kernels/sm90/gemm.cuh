@@ -122,7 +122,7 @@ __device__ inline void request_b(const Arguments& arguments, SharedMemory<Cta>& 
                   mn + column / 128 * 64, k, full, kAll);
       to += 64 * Cta::kRowBytes;
     }
-  } else if (arguments.b_k_major) {
+  } else if (Cta::kOnlyKMajorB || arguments.b_k_major) {
     request_tile<Cta::kShareB, true>(to, arguments.b, at, mn + share, k, full, kAll);
   } else {
     request_tile<Cta::kShareB, false>(to, arguments.b, at, mn + share, k, full, kAll);
@@ -178,11 +178,10 @@ class Boxes {
   __device__ bool wide() const { return arguments_.gemm.out.dtype == DType::kFloat32; }
   __device__ int rounds() const { return wide() ? 2 : 1; }
 
-  // Are these 64 columns (of two weights: which alternate) of 64 rows for this CTA of the cluster
-  // to finish?
-  __device__ bool owns(int group) const {
+  // Is this box (of two weights: which alternate) for this CTA of the cluster to finish?
+  __device__ bool owns(int box) const {
     return arguments_.cluster_split == 1 ||
-           (consumer_ * Cta::kSlots + group) % arguments_.cluster_split == shared_.rank;
+           (consumer_ * Cta::kSlots + box) % arguments_.cluster_split == shared_.rank;
   }
 
   // Calls f(slot, m, n, sent) for the boxes of a round, of which those are sent that are this CTA's
@@ -191,20 +190,21 @@ class Boxes {
   __device__ void for_each(const Tile& tile, int round, const Function& f) const {
     const auto last_m = static_cast<int>(arguments_.gemm.m);
     const auto last_n = static_cast<int>(arguments_.gemm.n);
-    const int slots = arguments_.gated ? Cta::kSlots / 2 : Cta::kSlots;
-    const int width = wide() ? 32 : 64;
-    const int begin = tile.n + first_column();
-    const int end = begin + (arguments_.gated ? Cta::kColumns / 2 : Cta::kColumns);
+    const bool gated = Cta::kCanGate && arguments_.gated;
+    const int slots = gated ? Cta::kSlots / 2 : Cta::kSlots;
+    const int halves = wide() ? 1 : 2;  // of a box, in a slot
+    const int halves_across = gated ? Cta::kBoxesAcross : 2 * Cta::kBoxesAcross;
     int m = tile.m + first_row();
-    int n = begin;
-    if (round > 0) (Cta::kBlocks == 2 ? m : n) += Cta::kBlocks == 2 ? 64 : Cta::kColumns / 2;
+    int half = round * Cta::kSlots;
+    if (half >= halves_across) m += 64, half -= halves_across;
 #pragma unroll 1
     for (int slot = 0; slot < slots; ++slot) {
-      const int group = wide() ? (round * Cta::kSlots + slot) / 2 : slot;
-      f(slot, m, n, m < last_m && n < last_n && owns(group));
-      n += width;
-      if (n == end) {
-        n = begin;
+      const int n = tile.n + first_column() + (gated ? half * 32 : Cta::half_box_column(half));
+      const int box = wide() ? (round * Cta::kSlots + slot) / 2 : slot;
+      f(slot, m, n, m < last_m && n < last_n && owns(box));
+      half += halves;
+      if (half == halves_across) {
+        half = 0;
         m += 64;
       }
     }
@@ -416,33 +416,25 @@ class Consumer {
       multiply_parts(sums[0], k_tiles, cursor);
       return;
     }
-    const auto run = [&]<ptx::WgmmaType kType, bool kAKMajor, bool kBKMajor>() {
-      multiply_tiles<kType, kAKMajor, kBKMajor>(sums, k_tiles, cursor, more);
+    const auto run = [&]<ptx::WgmmaType kType, bool kAKMajor>() {
+      if (Cta::kOnlyKMajorB || arguments_.b_k_major) {
+        multiply_tiles<kType, kAKMajor, true>(sums, k_tiles, cursor, more);
+      } else if constexpr (kType != kTf32) {
+        multiply_tiles<kType, kAKMajor, Cta::kOnlyKMajorB>(sums, k_tiles, cursor, more);
+      }
     };
     if (params_.a.dtype == DType::kFloat32) {
-      run.template operator()<kTf32, true, true>();
+      run.template operator()<kTf32, true>();
     } else if (params_.a.dtype == DType::kFloat16) {
       if (arguments_.a_k_major) {
-        if (arguments_.b_k_major) {
-          run.template operator()<kF16, true, true>();
-        } else {
-          run.template operator()<kF16, true, false>();
-        }
-      } else if (arguments_.b_k_major) {
-        run.template operator()<kF16, false, true>();
+        run.template operator()<kF16, true>();
       } else {
-        run.template operator()<kF16, false, false>();
+        run.template operator()<kF16, false>();
       }
     } else if (arguments_.a_k_major) {
-      if (arguments_.b_k_major) {
-        run.template operator()<kBf16, true, true>();
-      } else {
-        run.template operator()<kBf16, true, false>();
-      }
-    } else if (arguments_.b_k_major) {
-      run.template operator()<kBf16, false, true>();
+      run.template operator()<kBf16, true>();
     } else {
-      run.template operator()<kBf16, false, false>();
+      run.template operator()<kBf16, false>();
     }
   }
 
@@ -655,17 +647,20 @@ class Consumer {
   };
 
   __device__ MatrixAddress matrix_address() const {
-    const int row = lane() % 16;
-    uint32_t start = ptx::shared_address(shared_.staged[consumer()]) + (warp() * 16 + row) * 128;
-    asm volatile("" : "+r"(start));  // else all addresses are computed early, and spilled
-    return {start, static_cast<uint32_t>(row % 8 ^ lane() / 16) * 16};
+    auto thread = static_cast<int>(threadIdx.x);
+    // Else all addresses are computed early, and spilled; of kernels for parts, it is this that
+    // spills.
+    if constexpr (!Cta::kParts) asm volatile("" : "+r"(thread));
+    const int row = thread % 16;
+    const uint32_t start = ptx::shared_address(shared_.staged[thread / 128 - 1]);
+    return {start + (thread / 32 % 4 * 16 + row) * 128,
+            static_cast<uint32_t>(row % 8 ^ thread % 32 / 16) * 16};
   }
 
   // A thread's 32 sums of a box.
   template <class AnySums>
   __device__ static auto* sums_of(AnySums& sums, int box) {
-    constexpr int kAcross = Cta::kColumns / 64;
-    return sums[box / kAcross] + box % kAcross * 32;
+    return sums[box / Cta::kBoxesAcross] + Cta::half_box_column(2 * box) / 2;
   }
 
   // alpha * sum + bias, unrolled: the usual case, and the Tensor Cores wait for it.
@@ -683,7 +678,7 @@ class Consumer {
 #pragma unroll
           for (int i = 0; i < 4; ++i) packed[i] = pack<kBf16>(v[2 * i], v[2 * i + 1]);
         } else {
-          const int column = box * 64 % Cta::kColumns + part * 16;
+          const int column = Cta::half_box_column(2 * box) + part * 16;
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const float2 bias = bias_at(column + i / 2 * 8);
@@ -697,7 +692,7 @@ class Consumer {
     }
   }
 
-  // activation(alpha * sum + bias) + beta * residual, 32 columns at a time. The loop is rolled, to
+  // activation(alpha * sum + bias) + beta * residual, half a box at a time. The loop is rolled, to
   // keep one copy of it.
   __device__ void store_fused(const Sums& sums, int round) {
     if (params_.residual.pointer) {
@@ -708,36 +703,36 @@ class Consumer {
     const int begin = round * Cta::kSlots;
     const int end = begin + (wide ? Cta::kSlots : 2 * Cta::kSlots);
 #pragma unroll 1
-    for (int chunk = begin; chunk < end; ++chunk) {
+    for (int half = begin; half < end; ++half) {
       float value[16];
-      select(value, sums, chunk);
-      scale_and_add_bias(value, chunk * 32 % Cta::kColumns);
+      select(value, sums, half);
+      scale_and_add_bias(value, Cta::half_box_column(half));
       activate_16_bit(params_.activation, value);
       if (wide) {
-        finish_wide(value, chunk - begin);
+        finish_wide(value, half - begin);
       } else {
-        finish(value, chunk);
+        finish(value, half);
       }
-      if (wide || chunk % 2 == 1) hand_over(wide ? chunk - begin : chunk / 2);
+      if (wide || half % 2 == 1) hand_over(wide ? half - begin : half / 2);
     }
   }
 
   // activation(gate + bias) * (up + bias): 64 columns of each alternate.
   __device__ void store_gated(const Sums& sums) {
 #pragma unroll 1
-    for (int chunk = 0; chunk < Cta::kSlots; ++chunk) {
-      const int group = chunk / 2 * 4 + chunk % 2;
-      const int column = group * 32 % Cta::kColumns;
+    for (int half = 0; half < Cta::kSlots; ++half) {
+      const int gate = half / 2 * 4 + half % 2;
+      const int column = Cta::half_box_column(gate);
       float value[16], up[16];
-      select(value, sums, group);
-      select(up, sums, group + 2);
+      select(value, sums, gate);
+      select(up, sums, gate + 2);
       scale_and_add_bias(value, column);
       scale_and_add_bias(up, column + 64);
       activate_16_bit(params_.activation, value);
 #pragma unroll
       for (int i = 0; i < 16; ++i) value[i] *= up[i];
-      finish(value, chunk);
-      if (chunk % 2 == 1) hand_over(chunk / 2);
+      finish(value, half);
+      if (half % 2 == 1) hand_over(half / 2);
     }
   }
 
@@ -752,11 +747,11 @@ class Consumer {
     }
   }
 
-  // Adds the residual to 32 columns of outputs, and leaves them in 16 bits where it was.
-  __device__ void finish(float (&value)[16], int chunk) const {
+  // Adds the residual to half a box of outputs, and leaves them in 16 bits where it was.
+  __device__ void finish(float (&value)[16], int half) const {
 #pragma unroll
     for (int part = 0; part < 2; ++part) {  // 16 columns
-      const uint32_t address = matrix_address()(chunk / 2, chunk % 2 * 2 + part);
+      const uint32_t address = matrix_address()(half / 2, half % 2 * 2 + part);
       float* const v = value + part * 8;
       uint32_t packed[4];  // columns of 8, rows of 8
       if (params_.residual.pointer) {
@@ -801,17 +796,14 @@ class Consumer {
     return *reinterpret_cast<const float2*>(&shared_.bias[consumer()][column + lane() % 4 * 2]);
   }
 
-  // A thread's 16 sums in a run-time group of 32 columns.
-  __device__ static void select(float (&value)[16], const Sums& sums, int group) {
+  // A thread's 16 sums in the run-time half of a box.
+  __device__ static void select(float (&value)[16], const Sums& sums, int half) {
 #pragma unroll
-    for (int i = 0; i < Cta::kSums / 16; ++i) {
-      if (i == group) {
-        asm volatile("");  // keeps this a branch: selecting between all groups costs far more
+    for (int i = 0; i < 2 * Cta::kSlots; ++i) {
+      if (i == half) {
+        asm volatile("");  // keeps this a branch: selecting between all halves costs far more
 #pragma unroll
-        for (int j = 0; j < 16; ++j) {
-          const int at = i * 16 + j;
-          value[j] = sums[at / (Cta::kColumns / 2)][at % (Cta::kColumns / 2)];
-        }
+        for (int j = 0; j < 16; ++j) value[j] = sums_of(sums, i / 2)[i % 2 * 16 + j];
       }
     }
   }
@@ -838,28 +830,36 @@ class Consumer {
     return __half22float2(reinterpret_cast<const __half2&>(packed));
   }
 
+  // First row and column of half a box.
+  __device__ int row_of(const Tile& tile, int half) const {
+    const int below = Cta::kBlocks == 1 ? 0 : half / (2 * Cta::kBoxesAcross) * 64;
+    return tile.m + boxes_.first_row() + below;
+  }
+  __device__ int column_of(const Tile& tile, int half) const {
+    return tile.n + boxes_.first_column() + Cta::half_box_column(half);
+  }
+
   // Sums of a split of K to the workspace, of which 8 rows of 32 bytes at a time.
   __device__ void store_partial(const Sums& sums, const Tile& tile) {
-    constexpr int kChunks = Cta::kColumns / 32;
     const int64_t matrix = int64_t{tile.split} * params_.batch_count + tile.batch;
     const int64_t pitch = params_.workspace_pitch;
     const auto rows = static_cast<int>(params_.m);
     const auto columns = static_cast<int>(pitch);
 #pragma unroll 1
-    for (int chunk = 0; chunk < Cta::kBlocks * kChunks; ++chunk) {
-      const int m = tile.m + boxes_.first_row() + chunk / kChunks * 64 + warp() * 16 + lane() / 4;
-      const int n = tile.n + boxes_.first_column() + chunk % kChunks * 32 + lane() % 4 * 2;
+    for (int half = 0; half < 2 * Cta::kSlots; ++half) {
+      const int m = row_of(tile, half) + warp() * 16 + lane() / 4;
+      const int n = column_of(tile, half) + lane() % 4 * 2;
       float* to = params_.workspace + (matrix * params_.m + m) * pitch + n;
       float value[16];
-      select(value, sums, chunk);
+      select(value, sums, half);
 #pragma unroll
-      for (int half = 0; half < 2; ++half, to += 8 * pitch) {
-        if (m + half * 8 >= rows) break;
+      for (int below = 0; below < 2; ++below, to += 8 * pitch) {
+        if (m + below * 8 >= rows) break;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (n + i * 8 >= columns) break;
           *reinterpret_cast<float2*>(to + i * 8) =
-              make_float2(value[4 * i + 2 * half], value[4 * i + 2 * half + 1]);
+              make_float2(value[4 * i + 2 * below], value[4 * i + 2 * below + 1]);
         }
       }
     }
@@ -867,19 +867,18 @@ class Consumer {
 
   // Through the common epilogue, in FP32. Rolled, too.
   __device__ void store_any(const Sums& sums, const Tile& tile) {
-    constexpr int kChunks = Cta::kColumns / 32;
     float* wide = reinterpret_cast<float*>(shared_.staged[consumer()]) + warp() * 16 * 32;
     // In shared memory, because registers are short.
     BatchOffsets& offset = shared_.offset[consumer() * 4 + warp()];
     if (lane() == 0) offset = batch_offsets(params_, tile.batch);
 #pragma unroll 1
-    for (int chunk = 0; chunk < Cta::kBlocks * kChunks; ++chunk) {
-      const int m = tile.m + boxes_.first_row() + chunk / kChunks * 64 + warp() * 16;
-      const int n = tile.n + boxes_.first_column() + chunk % kChunks * 32;
+    for (int half = 0; half < 2 * Cta::kSlots; ++half) {
+      const int m = row_of(tile, half) + warp() * 16;
+      const int n = column_of(tile, half);
       if (m >= params_.m) return;
-      if (n >= params_.n || !boxes_.owns(chunk / 2)) continue;
+      if (n >= params_.n || !boxes_.owns(half / 2)) continue;
       float value[16];
-      select(value, sums, chunk);
+      select(value, sums, half);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = lane() / 4;  // and 8 below

@@ -2,9 +2,9 @@
 
 namespace tgemm::sm90 {
 
-template std::string launch<Cooperative192x192>(Arguments&, const LaunchTarget&);
-template std::string launch<Cooperative128x192>(Arguments&, const LaunchTarget&);
+template std::string launch<Cooperative128x144>(Arguments&, const LaunchTarget&);
 template std::string launch<Cooperative128x128>(Arguments&, const LaunchTarget&);
+template std::string launch<Cooperative128x96>(Arguments&, const LaunchTarget&);
 template std::string launch<Cooperative128x64>(Arguments&, const LaunchTarget&);
 template std::string launch<Cooperative64x128>(Arguments&, const LaunchTarget&);
 

@@ -27,6 +27,8 @@ struct Traits {
   int cluster;
   bool ping_pong;
   bool can_gate;
+  bool only_k_major_b;
+  bool whole_boxes;
   bool common_epilogue;
   std::string (*launch)(Arguments&, const LaunchTarget&);
 };
@@ -46,51 +48,86 @@ constexpr TileConfig config_of(std::string_view name, double mac_per_cycle) {
 
 template <class Cta>
 constexpr Traits traits_of(double start_us, double tile_us, double power_share) {
-  return {start_us,       tile_us,       power_share,          Cta::kCluster,
-          Cta::kPingPong, Cta::kCanGate, Cta::kCommonEpilogue, sm90::launch<Cta>};
+  return {.start_us = start_us,
+          .tile_us = tile_us,
+          .power_share = power_share,
+          .cluster = Cta::kCluster,
+          .ping_pong = Cta::kPingPong,
+          .can_gate = Cta::kCanGate,
+          .only_k_major_b = Cta::kOnlyKMajorB,
+          .whole_boxes = Cta::kWholeBoxes,
+          .common_epilogue = Cta::kCommonEpilogue,
+          .launch = sm90::launch<Cta>};
 }
 
 // All constants are fitted to a sweep on an H200: `python -m benchmarks.calibrate`. The rates are
 // multiply-adds per SM and cycle of the boost clock.
 constexpr std::array kConfigs = {
-    config_of<sm90::PingPong128x128Cluster>("128x128_pingpong_cluster", 1497.0),
-    config_of<sm90::PingPong128x128>("128x128_pingpong", 1479.0),
-    config_of<sm90::Cooperative128x256Cluster>("128x256_cluster", 1593.0),
-    config_of<sm90::Cooperative128x256>("128x256", 1559.0),
-    config_of<sm90::Cooperative192x192>("192x192", 1525.0),
-    config_of<sm90::Cooperative128x192>("128x192", 1624.0),
-    config_of<sm90::Cooperative128x128>("128x128", 1595.0),
-    config_of<sm90::Cooperative128x64>("128x64", 1149.0),
-    config_of<sm90::Cooperative64x128>("64x128", 1015.0),
+    // These take B along K alone.
+    config_of<sm90::PingPong64x160Cluster>("64x160_pingpong_cluster", 1274.0),
+    config_of<sm90::PingPong64x96Cluster>("64x96_pingpong_cluster", 1031.0),
+    config_of<sm90::Cooperative128x240>("128x240", 1649.0),
+    config_of<sm90::Cooperative128x224>("128x224", 1639.0),
+    config_of<sm90::Cooperative128x176>("128x176", 1620.0),
+    config_of<sm90::Cooperative128x160Cluster>("128x160_cluster", 1555.0),
+    config_of<sm90::Cooperative128x160>("128x160", 1564.0),
+    config_of<sm90::Cooperative128x144>("128x144", 1610.0),
+    config_of<sm90::Cooperative128x96>("128x96", 1456.0),
+    // These take any operands.
+    config_of<sm90::PingPong128x128Cluster>("128x128_pingpong_cluster", 1520.0),
+    config_of<sm90::PingPong128x128>("128x128_pingpong", 1506.0),
+    config_of<sm90::PingPong64x128Cluster>("64x128_pingpong_cluster", 1190.0),
+    config_of<sm90::Cooperative192x192>("192x192", 1550.0),
+    config_of<sm90::Cooperative192x128>("192x128", 1531.0),
+    config_of<sm90::Cooperative128x256Cluster>("128x256_cluster", 1662.0),
+    config_of<sm90::Cooperative128x256>("128x256", 1586.0),
+    config_of<sm90::Cooperative128x192>("128x192", 1686.0),
+    config_of<sm90::Cooperative128x128>("128x128", 1608.0),
+    config_of<sm90::Cooperative128x64>("128x64", 1174.0),
+    config_of<sm90::Cooperative64x128>("64x128", 1231.0),
     // Of sm90_3xtf32 alone; by hand, from the shapes in NOTES.md.
     config_of<sm90::Parts128x128>("128x128", 1800.0),
     config_of<sm90::Parts128x64>("128x64", 1200.0),
 };
-constexpr size_t kPartsConfigs = 2;  // the last ones
+constexpr size_t kAlongKConfigs = 9;  // the first ones
+constexpr size_t kPartsConfigs = 2;   // the last ones
 constexpr std::array<Traits, kConfigs.size()> kTraits = {
-    traits_of<sm90::PingPong128x128Cluster>(2.50, 0.14, 0.818),
-    traits_of<sm90::PingPong128x128>(2.25, 0.14, 0.796),
-    traits_of<sm90::Cooperative128x256Cluster>(1.69, 2.46, 0.729),
-    traits_of<sm90::Cooperative128x256>(1.63, 2.46, 0.740),
-    traits_of<sm90::Cooperative192x192>(1.68, 1.94, 0.779),
-    traits_of<sm90::Cooperative128x192>(1.98, 1.79, 0.719),
-    traits_of<sm90::Cooperative128x128>(1.73, 1.37, 0.748),
-    traits_of<sm90::Cooperative128x64>(1.54, 0.98, 0.748),
-    traits_of<sm90::Cooperative64x128>(1.49, 0.46, 0.735),
+    traits_of<sm90::PingPong64x160Cluster>(2.53, 0.11, 0.697),
+    traits_of<sm90::PingPong64x96Cluster>(2.78, 0.14, 0.619),
+    traits_of<sm90::Cooperative128x240>(1.68, 2.11, 0.749),
+    traits_of<sm90::Cooperative128x224>(2.24, 1.72, 0.733),
+    traits_of<sm90::Cooperative128x176>(1.29, 1.34, 0.782),
+    traits_of<sm90::Cooperative128x160Cluster>(1.29, 1.10, 0.782),
+    traits_of<sm90::Cooperative128x160>(1.24, 1.18, 0.789),
+    traits_of<sm90::Cooperative128x144>(1.61, 1.41, 0.787),
+    traits_of<sm90::Cooperative128x96>(1.70, 0.87, 0.709),
+    traits_of<sm90::PingPong128x128Cluster>(3.13, 0.11, 0.829),
+    traits_of<sm90::PingPong128x128>(2.69, 0.02, 0.809),
+    traits_of<sm90::PingPong64x128Cluster>(2.37, 0.59, 0.676),
+    traits_of<sm90::Cooperative192x192>(1.60, 2.05, 0.786),
+    traits_of<sm90::Cooperative192x128>(2.82, 0.84, 0.750),
+    traits_of<sm90::Cooperative128x256Cluster>(1.53, 2.89, 0.755),
+    traits_of<sm90::Cooperative128x256>(1.38, 2.55, 0.804),
+    traits_of<sm90::Cooperative128x192>(1.65, 2.28, 0.756),
+    traits_of<sm90::Cooperative128x128>(2.04, 1.13, 0.782),
+    traits_of<sm90::Cooperative128x64>(1.53, 1.13, 0.673),
+    traits_of<sm90::Cooperative64x128>(2.09, 0.60, 0.557),
     traits_of<sm90::Parts128x128>(1.55, 1.54, 0.95),
     traits_of<sm90::Parts128x64>(1.69, 0.92, 0.95),
 };
+static_assert(std::ranges::all_of(std::span(kTraits).first(kAlongKConfigs),
+                                  &Traits::only_k_major_b));
+static_assert(std::ranges::none_of(std::span(kTraits).subspan(kAlongKConfigs),
+                                   &Traits::only_k_major_b));
 // With a smaller K, an FP32 kernel's rounding errors are smaller than what three products leave
 // out.
 constexpr int64_t kMinPartsK = 128;
 constexpr double kPeakMacPerCycle = 2048.0;  // per SM, 16-bit operands
-constexpr double kL2BytesPerCycle = 71.8;    // per SM
+constexpr double kL2BytesPerCycle = 76.8;    // per SM
 // Adding up within a cluster that divides K, and of that, for each CTA beyond the first, per
 // 128x128 outputs of a tile.
-constexpr double kClusterSplitUs = 1.52;
-constexpr double kClusterSplitStepUs = 0.78;
-// Of the rate, what a consumer reaches whose CTA has no tile for the other one of a ping-pong.
-constexpr double kLonePingPong = 0.960;
+constexpr double kClusterSplitUs = 1.27;
+constexpr double kClusterSplitStepUs = 0.84;
 constexpr double kSplitUs = 4.5;  // the second kernel of split-K, without its traffic
 // Per 128x128 outputs of a tile, cooperative and ping-pong: little of it is hidden (NOTES.md).
 constexpr double kActivationUs[] = {2.9, 2.7};
@@ -135,6 +172,8 @@ Outputs outputs_of(const Problem& problem, const TileConfig& config, int split_k
   }
   // Activations on the way to a box are as accurate as 16 bits need.
   if (wide && (problem.gated || epilogue.activation > Activation::kRelu)) return Outputs::kCommon;
+  // Of boxes that share columns, an FP32 one can be brought after another has left.
+  if (wide && epilogue.has_residual && !traits(config).whole_boxes) return Outputs::kCommon;
   if (epilogue.has_bias && !is_row(epilogue.bias)) return Outputs::kCommon;
   if (problem.has_up_bias && !is_row(problem.up_bias)) return Outputs::kCommon;
   if (epilogue.has_residual &&
@@ -157,6 +196,7 @@ const char* cannot_run(const Problem& problem, const Device& device, const TileC
   }
   if (tma_rejects(problem.a, a_k_major, true, problem)) return "TMA cannot read a";
   if (tma_rejects(problem.b, b_k_major, false, problem)) return "TMA cannot read b";
+  if (traits(config).only_k_major_b && !b_k_major) return "its tiles take b contiguous along K";
   if ((problem.gated || !traits(config).common_epilogue) &&
       outputs_of(problem, config, 1) == Outputs::kCommon) {
     return "it does not have the epilogue that this takes";
@@ -170,7 +210,9 @@ const char* rejects(const Problem& problem, const Device& device, const TileConf
     if (!traits(config).can_gate) return "its tiles do not take two weights";
     if (tma_rejects(problem.up, problem.b_k_major(), false, problem)) return "TMA cannot read up";
   }
-  return cannot_run(problem, device, config, problem.a_k_major(), problem.b_k_major());
+  // With one k, or none, any order is K-major.
+  const bool b_k_major = problem.b_k_major() || (traits(config).only_k_major_b && problem.k <= 1);
+  return cannot_run(problem, device, config, problem.a_k_major(), b_k_major);
 }
 
 const char* rejects_tf32(const Problem& problem, const Device& device, const TileConfig& config) {
@@ -229,8 +271,7 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const Outputs outputs = outputs_of(problem, config, split_k);
   if (outputs == Outputs::kCommon) tile_us += area * kCommonEpilogueUs[trait.ping_pong];
   if (outputs == Outputs::kCopied) tile_us += area * kCopiedUs[trait.ping_pong];
-  const double lone = trait.ping_pong && rounds == 1.0 ? kLonePingPong : 1.0;
-  const double mac_per_us = lone * config.mac_per_cycle * cycles_per_us;
+  const double mac_per_us = config.mac_per_cycle * cycles_per_us;
   const double compute_us = rounds * (macs / mac_per_us + tile_us);
   const double power_us = static_cast<double>(tiles) * split_k * macs /
                           (trait.power_share * kPeakMacPerCycle * sm_cycles_per_us);
@@ -260,7 +301,7 @@ std::string launch_sm90(const Plan& plan, const Problem& problem, const Operands
   arguments.gemm = make_params(plan, problem, operands);
   const bool tf32 = problem.a.dtype == DType::kFloat32;
   arguments.a_k_major = tf32 || problem.a_k_major();
-  arguments.b_k_major = tf32 || problem.b_k_major();
+  arguments.b_k_major = tf32 || traits(*plan.config).only_k_major_b || problem.b_k_major();
   arguments.outputs = outputs_of(problem, *plan.config, plan.split_k);
   arguments.copies_pairs = problem.n % 2 == 0 && pairs(problem.out) &&
                            !(problem.epilogue.has_residual && !pairs(problem.epilogue.residual));
@@ -307,6 +348,8 @@ KernelEntry sm90_packed_entry() {
   entry.description =
       "the same kernels on operands that are first copied to where TMA can read them";
   entry.gated = false;
+  // A packed operand keeps its order: only tiles for any.
+  entry.configs = entry.configs.subspan(kAlongKConfigs);
   entry.rejects = [](const Problem& problem, const Device& device, const TileConfig& config) {
     const bool full = problem.a.dtype == DType::kFloat32;
     return full ? rejects_tf32(problem, device, config) : rejects(problem, device, config);
