@@ -282,8 +282,11 @@ class Config:
         wide = out_dtype(case) == torch.float32
         if self.promise.boxes_share_columns and wide and epilogue.residual:
             return False
-        # Of a gated product in two kernels, the second multiplies by what the first has written.
-        return leaves_in_boxes(case) and (self.promise.gates or not epilogue.gated)
+        # Of a gated product in two kernels, the second multiplies by what the first has written. So it is
+        # where K is split.
+        splits = "split_k=" in (case.force_kernel or "") and case.force_kernel != self.force(1)
+        one_kernel = self.promise.gates and not splits
+        return leaves_in_boxes(case) and (one_kernel or not epilogue.gated)
 
     def second(self, matrix: Tensor) -> Tensor:
         """A second operand, with K along its columns in memory where the configuration reads no other order."""

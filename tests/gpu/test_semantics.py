@@ -215,7 +215,9 @@ def test_one_kernel_reads_weights_where_they_lie(config: Config, randn, count_pr
     count_problems(len(cases))
 
 
-@pytest.mark.parametrize("config", [c for c in CONFIGS if c.promise.gates], ids=str)
+@pytest.mark.parametrize(
+    "config", [c for c in CONFIGS if c.promise.gates and not c.promise.boxes], ids=str
+)
 def test_a_kernel_of_two_weights_splits_k_or_runs_twice(config: Config, randn):
     arguments = randn(33, 520), randn(40, 520) / 16, randn(40, 520) / 16
     force = config.force(2)

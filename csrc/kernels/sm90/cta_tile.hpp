@@ -50,6 +50,8 @@ struct CtaTile {
   static constexpr int kBoxesAcross = (kColumns + 63) / 64;
   static constexpr bool kWholeBoxes = kColumns % 64 == 0;
   static_assert(kWholeBoxes || (kColumns % 16 == 0 && kColumns > 64));
+  // Columns of a tile that an epilogue finishes, those of two boxes twice.
+  static constexpr int kFinishedColumns = kBoxesAcross * 64 * (kBlockN / kColumns);
   // First of the columns of the i-th half of a box, row of boxes by row of boxes.
   static constexpr int half_box_column(int i) {
     if (kWholeBoxes) return i * 32 % kColumns;
