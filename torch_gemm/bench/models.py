@@ -144,7 +144,7 @@ CASES = {
     "bert": Case("BERT-base, 32 x 128 tokens", _bert),
     "gpt2": Case("GPT-2, 8 x 512 tokens", _gpt2),
     "llama": Case("Llama 3.1 8B with 8 layers, 1 x 2048 tokens", _llama(1, 2048)),
-    "llama_decode": Case("the same, one token of each of 16 sequences, no cache", _llama(16, 1)),
+    "llama_decode": Case("Llama 3.1 8B with 8 layers, 16 x 1 token, no cache", _llama(16, 1)),
     "whisper": Case("Whisper small's encoder, 8 x 30 s", _whisper),
     "vit": Case("ViT-B/16 (timm), 32 images", _timm("vit_base_patch16_224", 32, 224)),
     "siglip": Case(
