@@ -14,41 +14,20 @@ from benchmarks import calibrate
 
 CONFIGS: list[dict[str, Any]] = [
     {
-        "name": "128x256",
-        "block_m": 128,
-        "block_n": 256,
+        "name": name,
+        "block_m": block_m,
+        "block_n": block_n,
         "block_k": 64,
         "threads": 384,
         "stages": 3,
-        "max_cluster_split": 2,
-    },
-    {
-        "name": "128x128_cluster",
-        "block_m": 128,
-        "block_n": 128,
-        "block_k": 64,
-        "threads": 384,
-        "stages": 3,
-        "max_cluster_split": 1,
-    },
-    {
-        "name": "64x128",
-        "block_m": 64,
-        "block_n": 128,
-        "block_k": 64,
-        "threads": 384,
-        "stages": 3,
-        "max_cluster_split": 2,
-    },
-    {
-        "name": "128x128_pingpong",
-        "block_m": 128,
-        "block_n": 128,
-        "block_k": 64,
-        "threads": 384,
-        "stages": 3,
-        "max_cluster_split": 1,
-    },
+        "max_cluster_split": max_cluster_split,
+    }
+    for name, block_m, block_n, max_cluster_split in (
+        ("128x256", 128, 256, 2),
+        ("128x128_cluster", 128, 128, 1),
+        ("64x128", 64, 128, 2),
+        ("128x128_pingpong", 128, 128, 1),
+    )
 ]
 STAMP = {"device": {"sm_count": 132, "clock_ghz": 1.98, "memory_bytes_per_us": 4.4e6}}
 RATES = (1400.0, 1100.0, 800.0, 1000.0)

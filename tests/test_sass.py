@@ -289,8 +289,8 @@ def test_mma_sync_multiplies_in_the_type_it_is_named_for(kernels: list[Kernel]) 
 
 
 def test_simt_is_what_it_says(kernels: list[Kernel]) -> None:
-    """FP32 multiply-adds, each main loop fed by 128-bit reads of shared memory, but for one at most: ptxas
-    splits one read of 64x64 tiles in some builds, and not in others of the same sources.
+    """FP32 multiply-adds, each main loop fed by 128-bit reads of shared memory alone: but that of 64x64 tiles,
+    of which ptxas splits one read in some builds, and not in others of the same sources.
     """
 
     def complaints() -> Iterator[str]:
@@ -303,7 +303,8 @@ def test_simt_is_what_it_says(kernels: list[Kernel]) -> None:
             wide_reads = kernel.in_main_loop(r"LDS\.(?:\w+\.)*128")
             if not reads or multiplies < 4 * reads:
                 yield f"{kernel}: {multiplies} FFMA for {reads} reads of shared memory in the main loop"
-            if wide_reads < reads - 1:
+            split_reads = 1 if "CtaTile<64, 64," in kernel.name else 0
+            if wide_reads < reads - split_reads:
                 yield f"{kernel}: {wide_reads} of {reads} LDS in the main loop are 128 bits wide"
 
     _report(complaints())

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include "gemm/plan.hpp"
@@ -27,6 +29,15 @@ constexpr double kLoadLatencyUs = 1.2;
 constexpr double kWarpsToSaturate = 4.0;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Clusters of `size` CTAs that run at once.
+inline int64_t resident_clusters(const Device& device, int64_t size, int ctas_per_sm = 1) {
+  const auto sizes = static_cast<int64_t>(device.cluster_shares.size());
+  const double share =
+      device.cluster_shares[static_cast<size_t>(std::clamp<int64_t>(size, 1, sizes) - 1)];
+  const double clusters = device.sm_count * ctas_per_sm * share / static_cast<double>(size);
+  return std::max<int64_t>(1, std::lround(clusters));
+}
 
 // Reading operands and residual and writing outputs at the memory's rate, microseconds.
 inline double memory_us(const Problem& problem, const Device& device) {

@@ -134,11 +134,8 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const int64_t sms = std::max(1, device.sm_count);
   const bool clusters = in_cluster && split_k > 1;
   const int64_t size = clusters ? split_k : 1;
-  const double share = device.cluster_shares[static_cast<size_t>(size - 1)];
-  const auto at_once = std::max<int64_t>(
-      1, std::lround(static_cast<double>(
-                         sms * (clusters ? traits(config).split_ctas_per_sm : config.ctas_per_sm)) *
-                     share / static_cast<double>(size)));
+  const int64_t at_once = resident_clusters(
+      device, size, clusters ? traits(config).split_ctas_per_sm : config.ctas_per_sm);
   const auto waves = static_cast<double>(ceil_div(ceil_div(ctas, size), at_once));
   // CTAs of the fullest SM over the average.
   const double fullest = static_cast<double>(ceil_div(ctas, sms) * sms) / static_cast<double>(ctas);

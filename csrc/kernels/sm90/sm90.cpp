@@ -142,15 +142,6 @@ const Traits& traits(const TileConfig& config) {
   return kTraits[static_cast<size_t>(&config - kConfigs.data())];
 }
 
-// Clusters that run at once.
-int64_t resident_clusters(const Device& device, int64_t size) {
-  const auto sizes = static_cast<int64_t>(device.cluster_shares.size());
-  const double share =
-      device.cluster_shares[static_cast<size_t>(std::clamp<int64_t>(size, 1, sizes) - 1)];
-  const double clusters = device.sm_count * share / static_cast<double>(size);
-  return std::max<int64_t>(1, std::lround(clusters));
-}
-
 // One value per column, the same in all of a batch.
 bool is_row(const Matrix& bias) {
   return bias.row_stride == 0 && bias.col_stride == 1 && bias.batch_stride == BatchArray{};
