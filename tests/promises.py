@@ -8,10 +8,9 @@ table says fails, and so does one that runs more.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import TypeVar
@@ -201,14 +200,16 @@ class Config:
     def modes(self) -> tuple[str, ...]:
         return self.promise.modes
 
-    def sample(self, cases: Iterable[T], rng: random.Random) -> Iterator[T]:
+    def sample(self, cases: Iterable[T], rng: random.Random) -> list[T]:
         """All of the cases, or some, evenly: of kernels that only differ from others in that their operands
         are packed, and of those that teach.
 
-        The steps have no factor in common with the numbers of layouts and epilogues, so all of those meet.
+        The steps have no factor in common with the numbers of layouts and epilogues, so all of those meet. At
+        least one case.
         """
         step = 11 if self.promise.packs else 1 if self.automatic else 5
-        return itertools.islice(cases, rng.randrange(step), None, step)
+        cases = list(cases)
+        return cases[rng.randrange(max(1, min(step, len(cases)))) :: step]
 
     def out_layouts(self, layout: str) -> tuple[str, ...]:
         """With which layouts of out it runs operands of this layout."""

@@ -598,6 +598,11 @@ class Sm90Tile:
     def common_epilogue(self) -> bool:
         return self.consumers == 2 and self.whole_boxes
 
+    @property
+    def unrolls_residuals(self) -> bool:
+        """Three consumers have 152 registers a thread, and most of them for sums."""
+        return not self.parts and (self.consumers == 2 or self.blocks * self.columns < 160)
+
 
 def _not_three_products(kernel: Kernel, tile: Sm90Tile) -> Iterator[str]:
     """Complaints where the main loop is not three products of TF32 parts, whose sums FMAs add up."""
@@ -646,10 +651,16 @@ def test_sm90_is_what_it_says(kernels: list[Kernel]) -> None:
             for what in (r"STG\.E\.64", r"STG\.E$", r"STG\.E\.U16"):
                 if not kernel.count(what):
                     yield f"{kernel}: no {what}"
-            # 16 columns each: the plain epilogue for FP16 and for BF16, unrolled; the others, rolled.
-            stores = 2 * 4 * tile.boxes + 2 + (2 if tile.gates else 0)
+            # 16 columns each, for FP16 and for BF16: bias, unrolled, and with relu and residuals; the rest,
+            # which may have a residual, rolled.
+            rolled = 2 * (2 + (2 if tile.gates else 0))
+            unrolled = 2 * 4 * tile.boxes
+            stores = unrolled * (2 if tile.unrolls_residuals else 1) + rolled
             if kernel.count("STSM") != stores:
                 yield f"{kernel}: {kernel.count('STSM')} STSM, not {stores}"
+            loads = (unrolled if tile.unrolls_residuals else 0) + rolled
+            if kernel.count(r"LDSM\.16\.M88\.4") != loads:
+                yield f"{kernel}: {kernel.count('LDSM')} LDSM, not {loads}"
             for what in (
                 r"UTMALDG\.5D$",
                 r"UTMASTG\.5D",

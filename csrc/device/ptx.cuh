@@ -55,6 +55,13 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&d)[4], uint32_t shared) {
                : "memory");
 }
 
+// 9.7.3.12 max.NaN: the larger one, or a NaN if there is one. sm_80.
+__device__ inline float max_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
 // 9.7.15.5.16 stmatrix: the counterpart of ldmatrix_x4. sm_90.
 __device__ inline void stmatrix_x4(uint32_t shared, const uint32_t (&d)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),

@@ -45,6 +45,7 @@ struct MapCoordinates {
   int32_t batch[kMapBatchDims] = {};
   __device__ MapCoordinates(const OperandMap& operand, const GemmParams& params, int64_t index) {
     auto rest = static_cast<uint32_t>(index);  // a map's sizes have no more bits
+#pragma unroll 1
     for (int dim = params.batch_dims - 1; dim >= 0; --dim) {
       const auto size = static_cast<uint32_t>(params.batch_size[dim]);
       const uint32_t outer = dim == 0 ? 0 : rest / size;

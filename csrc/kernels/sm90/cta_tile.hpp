@@ -71,6 +71,8 @@ struct CtaTile {
   static_assert(!kParts || (kBlocks == 1 && !kPingPong && kStages % 2 == 0));
   // The common epilogue takes more, and finishes no output twice.
   static constexpr bool kCommonEpilogue = kConsumerRegisters >= 200 && kWholeBoxes;
+  // So does bringing a residual to registers ahead of its use.
+  static constexpr bool kUnrollsResiduals = kConsumerRegisters - kSums >= 80 && !kParts;
 
   static constexpr int kBytesA = kBlockM * kRowBytes;
   static constexpr int kBytesB = kBlockN * kRowBytes;

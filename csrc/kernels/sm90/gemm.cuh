@@ -51,9 +51,9 @@ struct Tile {
   int split;
 };
 
-// Elements of a tile along K.
-__device__ inline int block_k(const GemmParams& params) {
-  return params.a.dtype == DType::kFloat32 ? 32 : 64;
+// Elements of a tile along K, as a power of two: divisions would hold up the first requests.
+__device__ inline int log2_block_k(const GemmParams& params) {
+  return params.a.dtype == DType::kFloat32 ? 5 : 6;
 }
 
 // The tile of this CTA of the cluster: the cluster's, moved down by the rank, or with the rank's
@@ -86,11 +86,12 @@ __device__ inline Tile decode(const Arguments& arguments, int index,
   }
   const auto per_split = static_cast<int>(params.k_per_split);
   const int k = static_cast<int>(params.k);
-  const int block = block_k(params);
+  const int log2_block = log2_block_k(params);
   // A split that K leaves empty begins beyond K, but still at a whole tile: TMA refuses to start
   // where a line is not 16-byte aligned.
   tile.k_begin = tile.split * per_split;
-  tile.k_tiles = max(Cta::kTilesAtOnce, (min(k - tile.k_begin, per_split) + block - 1) / block);
+  const int share = min(k - tile.k_begin, per_split);
+  tile.k_tiles = max(Cta::kTilesAtOnce, (share + (1 << log2_block) - 1) >> log2_block);
   return tile;
 }
 
@@ -135,7 +136,7 @@ __device__ inline void produce(const Arguments& arguments, SharedMemory<Cta>& sh
   constexpr uint32_t kBytes = (kA ? Cta::kBytesA : 0) + (kB ? Cta::kBytesB : 0);
   const GemmParams& params = arguments.gemm;
   const int step = shared.step;
-  const int step_k = block_k(params);
+  const int step_k = 1 << log2_block_k(params);
   StageCursor<Cta::kStages> cursor;
   const int first = shared.first;
   for (int i = first; i < arguments.tiles; i += step) {
@@ -444,12 +445,19 @@ class Consumer {
       store_partial(sums, decode<Cta>(arguments_, index, shared_));
     } else if (Cta::kCommonEpilogue && arguments_.outputs == Outputs::kCommon) {
       store_any(sums, decode<Cta>(arguments_, index, shared_));
-    } else if (arguments_.linear) {
+    } else if (arguments_.simple && (Cta::kUnrollsResiduals || arguments_.linear)) {
       wait_for_room();
-      if (params_.out.dtype == DType::kBFloat16) {
-        store_linear<true>(sums);
-      } else {
-        store_linear<false>(sums);
+      const auto run = [&]<bool kMore>() {
+        if (params_.out.dtype == DType::kBFloat16) {
+          store_simple<true, kMore>(sums);
+        } else {
+          store_simple<false, kMore>(sums);
+        }
+      };
+      if (arguments_.linear) {
+        run.template operator()<false>();
+      } else if constexpr (Cta::kUnrollsResiduals) {
+        run.template operator()<true>();
       }
     } else if (Cta::kCanGate && arguments_.gated) {
       wait_for_room();
@@ -647,14 +655,11 @@ class Consumer {
   };
 
   __device__ MatrixAddress matrix_address() const {
-    auto thread = static_cast<int>(threadIdx.x);
-    // Else all addresses are computed early, and spilled; of kernels for parts, it is this that
-    // spills.
-    if constexpr (!Cta::kParts) asm volatile("" : "+r"(thread));
-    const int row = thread % 16;
+    unsigned thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // else all addresses are computed early, and spilled
+    const unsigned row = thread % 16;
     const uint32_t start = ptx::shared_address(shared_.staged[thread / 128 - 1]);
-    return {start + (thread / 32 % 4 * 16 + row) * 128,
-            static_cast<uint32_t>(row % 8 ^ thread % 32 / 16) * 16};
+    return {start + (thread / 32 % 4 * 16 + row) * 128, (row % 8 ^ thread % 32 / 16) * 16};
   }
 
   // A thread's 32 sums of a box.
@@ -663,28 +668,45 @@ class Consumer {
     return sums[box / Cta::kBoxesAcross] + Cta::half_box_column(2 * box) / 2;
   }
 
-  // alpha * sum + bias, unrolled: the usual case, and the Tensor Cores wait for it.
-  template <bool kBf16>
-  __device__ void store_linear(const Sums& sums) {
+  // alpha * sum + bias, and, kMore, of that the positive part, and + beta * residual. Unrolled:
+  // these are the usual cases, and the Tensor Cores wait for them.
+  template <bool kBf16, bool kMore>
+  __device__ void store_simple(const Sums& sums) {
     const bool plain = !params_.bias.pointer && params_.alpha == 1.0f;
+    const float least = params_.activation == Activation::kRelu ? 0.0f : -INFINITY;
+    const bool adds = kMore && params_.residual.pointer;
+    if (adds) wait_for_residual();
     const MatrixAddress address = matrix_address();
 #pragma unroll
     for (int box = 0; box < Cta::kSlots; ++box) {
+      uint32_t residual[4][4];  // it lies where the outputs will be
 #pragma unroll
       for (int part = 0; part < 4; ++part) {
-        const float* v = sums_of(sums, box) + part * 8;
-        uint32_t packed[4];  // columns of 8, rows of 8
-        if (plain) {
+        if (adds) ptx::ldmatrix_x4(residual[part], address(box, part));
+      }
 #pragma unroll
-          for (int i = 0; i < 4; ++i) packed[i] = pack<kBf16>(v[2 * i], v[2 * i + 1]);
+      for (int part = 0; part < 4; ++part) {
+        const float* sum = sums_of(sums, box) + part * 8;
+        uint32_t packed[4];  // columns of 8, rows of 8
+        if (!kMore && plain) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) packed[i] = pack<kBf16>(sum[2 * i], sum[2 * i + 1]);
         } else {
           const int column = Cta::half_box_column(2 * box) + part * 16;
+          float value[8];
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const float2 bias = bias_at(column + i / 2 * 8);
-            packed[i] = pack<kBf16>(fmaf(params_.alpha, v[2 * i], bias.x),
-                                    fmaf(params_.alpha, v[2 * i + 1], bias.y));
+            value[2 * i] = fmaf(params_.alpha, sum[2 * i], bias.x);
+            value[2 * i + 1] = fmaf(params_.alpha, sum[2 * i + 1], bias.y);
           }
+          if constexpr (kMore) {
+#pragma unroll
+            for (float& v : value) v = ptx::max_nan(v, least);
+          }
+          if (adds) add<kBf16>(value, residual[part]);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) packed[i] = pack<kBf16>(value[2 * i], value[2 * i + 1]);
         }
         ptx::stmatrix_x4(address(box, part), packed);
       }
@@ -692,13 +714,26 @@ class Consumer {
     }
   }
 
+  __device__ void wait_for_residual() {
+    wait(shared_.barriers.residual[consumer()], residual_parity_);
+    residual_parity_ ^= 1;
+  }
+
+  // Adds beta * residual to eight outputs.
+  template <bool kBf16>
+  __device__ void add(float* value, const uint32_t (&residual)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = unpack<kBf16>(residual[i]);
+      value[2 * i] = fmaf(params_.beta, pair.x, value[2 * i]);
+      value[2 * i + 1] = fmaf(params_.beta, pair.y, value[2 * i + 1]);
+    }
+  }
+
   // activation(alpha * sum + bias) + beta * residual, half a box at a time. The loop is rolled, to
   // keep one copy of it.
   __device__ void store_fused(const Sums& sums, int round) {
-    if (params_.residual.pointer) {
-      wait(shared_.barriers.residual[consumer()], residual_parity_);
-      residual_parity_ ^= 1;
-    }
+    if (params_.residual.pointer) wait_for_residual();
     const bool wide = boxes_.wide();
     const int begin = round * Cta::kSlots;
     const int end = begin + (wide ? Cta::kSlots : 2 * Cta::kSlots);
@@ -749,23 +784,28 @@ class Consumer {
 
   // Adds the residual to half a box of outputs, and leaves them in 16 bits where it was.
   __device__ void finish(float (&value)[16], int half) const {
+    if (params_.out.dtype == DType::kBFloat16) {
+      finish<true>(value, half);
+    } else {
+      finish<false>(value, half);
+    }
+  }
+
+  template <bool kBf16>
+  __device__ void finish(float (&value)[16], int half) const {
+    const MatrixAddress address = matrix_address();
 #pragma unroll
     for (int part = 0; part < 2; ++part) {  // 16 columns
-      const uint32_t address = matrix_address()(half / 2, half % 2 * 2 + part);
+      const uint32_t at = address(half / 2, half % 2 * 2 + part);
       float* const v = value + part * 8;
       uint32_t packed[4];  // columns of 8, rows of 8
       if (params_.residual.pointer) {
-        ptx::ldmatrix_x4(packed, address);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 pair = unpack(packed[i]);
-          v[2 * i] = fmaf(params_.beta, pair.x, v[2 * i]);
-          v[2 * i + 1] = fmaf(params_.beta, pair.y, v[2 * i + 1]);
-        }
+        ptx::ldmatrix_x4(packed, at);
+        add<kBf16>(v, packed);
       }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) packed[i] = pack(v[2 * i], v[2 * i + 1]);
-      ptx::stmatrix_x4(address, packed);
+      for (int i = 0; i < 4; ++i) packed[i] = pack<kBf16>(v[2 * i], v[2 * i + 1]);
+      ptx::stmatrix_x4(at, packed);
     }
   }
 
@@ -798,13 +838,34 @@ class Consumer {
 
   // A thread's 16 sums in the run-time half of a box.
   __device__ static void select(float (&value)[16], const Sums& sums, int half) {
+    static_assert(Cta::kSlots <= 4);
+    switch (half) {  // a jump: choosing among all halves costs far more
+      case 0:
+        return select<0>(value, sums);
+      case 1:
+        return select<1>(value, sums);
+      case 2:
+        return select<2>(value, sums);
+      case 3:
+        return select<3>(value, sums);
+      case 4:
+        return select<4>(value, sums);
+      case 5:
+        return select<5>(value, sums);
+      case 6:
+        return select<6>(value, sums);
+      case 7:
+        return select<7>(value, sums);
+      default:
+        __builtin_unreachable();
+    }
+  }
+
+  template <int kHalf>
+  __device__ static void select(float (&value)[16], const Sums& sums) {
+    if constexpr (kHalf < 2 * Cta::kSlots) {
 #pragma unroll
-    for (int i = 0; i < 2 * Cta::kSlots; ++i) {
-      if (i == half) {
-        asm volatile("");  // keeps this a branch: selecting between all halves costs far more
-#pragma unroll
-        for (int j = 0; j < 16; ++j) value[j] = sums_of(sums, i / 2)[i % 2 * 16 + j];
-      }
+      for (int i = 0; i < 16; ++i) value[i] = sums_of(sums, kHalf / 2)[kHalf % 2 * 16 + i];
     }
   }
 
@@ -819,14 +880,9 @@ class Consumer {
     return packed;
   }
 
-  __device__ uint32_t pack(float low, float high) const {
-    return params_.out.dtype == DType::kBFloat16 ? pack<true>(low, high) : pack<false>(low, high);
-  }
-
-  __device__ float2 unpack(uint32_t packed) const {
-    if (params_.out.dtype == DType::kBFloat16) {
-      return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(packed));
-    }
+  template <bool kBf16>
+  __device__ static float2 unpack(uint32_t packed) {
+    if constexpr (kBf16) return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(packed));
     return __half22float2(reinterpret_cast<const __half2&>(packed));
   }
 
@@ -945,8 +1001,8 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
           cptx::sem_release, cptx::scope_cta, cptx::space_shared, &shared.barriers.partial,
           static_cast<uint32_t>(max(0, mine) * (arguments.cluster_split - 1) * Cta::kPartialBytes));
     }
-    shared.first = static_cast<int>(blockIdx.x) / cluster_size;
-    shared.step = static_cast<int>(gridDim.x) / cluster_size;
+    shared.first = static_cast<int>(cptx::get_sreg_clusterid_x());
+    shared.step = static_cast<int>(cptx::get_sreg_nclusterid_x());
   }
   if constexpr (Cta::kCluster > 1) {
     cluster.sync();  // no CTA writes to another one's barriers before they exist
@@ -957,30 +1013,9 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
   // for them.
   ptx::griddepcontrol_launch_dependents();
 
-  if (threadIdx.x < 128) {
-    ptx::setmaxnreg_dec<Cta::kProducerRegisters>();
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    // Consumers wait here for one another before they exchange sums; all threads have to take part.
-    if (splits && warp >= Cta::kProducers) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
-    if (warp >= Cta::kProducers) {
-      const int consumer = warp - Cta::kProducers;
-      if (arguments.outputs == Outputs::kTma) serve_epilogue<Cta>(arguments, consumer, shared);
-      if (arguments.outputs == Outputs::kCopied) serve_by_copying<Cta>(arguments, consumer, shared);
-    } else if (ptx::elect_sync()) {
-      if constexpr (Cta::kProducers == 1) {
-        produce<Cta, true, true>(arguments, shared);
-      } else if (warp == 0) {
-        produce<Cta, true, false>(arguments, shared);
-      } else {
-        produce<Cta, false, true>(arguments, shared);
-      }
-    }
-    if (splits) {
-      __syncwarp();
-      if (warp < Cta::kProducers) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
-      cptx::barrier_cluster_wait();
-    }
-  } else {
+  // In this order, the producers' instructions come next, and are soon there: the first requests
+  // wait for them.
+  if (threadIdx.x >= 128) {
     ptx::setmaxnreg_inc<Cta::kConsumerRegisters>();
     Consumer<Cta> consumer(arguments, shared);
     StageCursor<Cta::kStages> cursor;
@@ -1013,6 +1048,29 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
       consumer.store(sums, i);
       next();
       skip();
+    }
+  } else {
+    ptx::setmaxnreg_dec<Cta::kProducerRegisters>();
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    // Consumers wait here for one another before they exchange sums; all threads have to take part.
+    if (splits && warp >= Cta::kProducers) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
+    if (warp >= Cta::kProducers) {
+      const int consumer = warp - Cta::kProducers;
+      if (arguments.outputs == Outputs::kTma) serve_epilogue<Cta>(arguments, consumer, shared);
+      if (arguments.outputs == Outputs::kCopied) serve_by_copying<Cta>(arguments, consumer, shared);
+    } else if (ptx::elect_sync()) {
+      if constexpr (Cta::kProducers == 1) {
+        produce<Cta, true, true>(arguments, shared);
+      } else if (warp == 0) {
+        produce<Cta, true, false>(arguments, shared);
+      } else {
+        produce<Cta, false, true>(arguments, shared);
+      }
+    }
+    if (splits) {
+      __syncwarp();
+      if (warp < Cta::kProducers) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
+      cptx::barrier_cluster_wait();
     }
   }
 #endif

@@ -28,27 +28,11 @@ struct Arguments {
   FastDivisor tiles_per_batch, batches, tiles_per_group, last_rows;
   Outputs outputs;
   bool copies_pairs;  // of 16-bit outputs and residuals, which are aligned for that
-  bool linear;        // all that happens to outputs in boxes is alpha and bias
+  bool linear;  // outputs in boxes have 16 bits, and all that happens to them is alpha and bias
+  bool simple;  // or, besides, relu and a residual
   int cluster_split;  // CTAs of a cluster that divide K of a tile among them
 };
 
-using Cooperative128x256 = CtaTile<Schedule::kCooperative, 128, 256, 3>;
-using Cooperative128x256Cluster = CtaTile<Schedule::kCooperative, 128, 256, 3, 2>;
-using Cooperative128x240 = CtaTile<Schedule::kCooperative, 128, 240, 3>;
-using Cooperative128x224 = CtaTile<Schedule::kCooperative, 128, 224, 3>;
-using Cooperative128x208 = CtaTile<Schedule::kCooperative, 128, 208, 3>;
-using Cooperative128x176 = CtaTile<Schedule::kCooperative, 128, 176, 4>;
-using Cooperative128x160 = CtaTile<Schedule::kCooperative, 128, 160, 4>;
-using Cooperative128x160Cluster = CtaTile<Schedule::kCooperative, 128, 160, 4, 2>;
-using Cooperative128x144 = CtaTile<Schedule::kCooperative, 128, 144, 5>;
-using Cooperative128x128 = CtaTile<Schedule::kCooperative, 128, 128, 6>;
-using Cooperative128x96 = CtaTile<Schedule::kCooperative, 128, 96, 6>;
-using Cooperative192x128 = CtaTile<Schedule::kCooperative, 192, 128, 4, 1, 3>;
-using Cooperative192x144 = CtaTile<Schedule::kCooperative, 192, 144, 3, 1, 3>;
-using Cooperative128x192 = CtaTile<Schedule::kCooperative, 128, 192, 4>;
-using Cooperative192x192 = CtaTile<Schedule::kCooperative, 192, 192, 3, 1, 3>;
-using Cooperative128x64 = CtaTile<Schedule::kCooperative, 128, 64, 8>;
-using Cooperative64x128 = CtaTile<Schedule::kCooperative, 64, 128, 8>;
 using PingPong128x128 = CtaTile<Schedule::kPingPong, 128, 128, 5>;
 using PingPong128x128Cluster = CtaTile<Schedule::kPingPong, 128, 128, 5, 2>;
 using PingPong64x160Cluster = CtaTile<Schedule::kPingPong, 64, 160, 6, 2>;

@@ -25,7 +25,7 @@ struct Traits {
   double tile_us;      // of each output tile: what of its epilogue no other work hides
   double power_share;  // of the Tensor Cores' peak, what the card's power limit lets through
   int cluster;
-  bool ping_pong;
+  int consumers_per_tile;  // one where they compute whole tiles in turn
   bool can_gate;
   bool only_k_major_b;
   bool whole_boxes;
@@ -53,7 +53,7 @@ constexpr Traits traits_of(double start_us, double tile_us, double power_share) 
           .tile_us = tile_us,
           .power_share = power_share,
           .cluster = Cta::kCluster,
-          .ping_pong = Cta::kPingPong,
+          .consumers_per_tile = Cta::kConsumersPerTile,
           .can_gate = Cta::kCanGate,
           .only_k_major_b = Cta::kOnlyKMajorB,
           .whole_boxes = Cta::kWholeBoxes,
@@ -132,11 +132,13 @@ constexpr double kL2BytesPerCycle = 76.8;    // per SM
 constexpr double kClusterSplitUs = 1.27;
 constexpr double kClusterSplitStepUs = 0.84;
 constexpr double kSplitUs = 4.5;  // the second kernel of split-K, without its traffic
-// Per 128x128 outputs of a tile, cooperative and ping-pong: little of it is hidden (NOTES.md).
-constexpr double kActivationUs[] = {3.2, 2.5};
-constexpr double kResidualUs[] = {2.3, 1.7};
-constexpr double kCommonEpilogueUs[] = {3.0, 2.0};  // estimated
-constexpr double kCopiedUs[] = {2.5, 3.5};          // estimated
+// Per 128x128 outputs of a tile, by consumers per tile: little of it is hidden (NOTES.md). And what
+// an activation or a residual takes of the power for each output, as multiply-adds.
+constexpr double kActivationUs[] = {1.9, 2.0, 1.7};
+constexpr double kResidualUs[] = {0.8, 0.75, 0.95};
+constexpr double kEpilogueMacs = 100.0;
+constexpr double kCommonEpilogueUs[] = {2.0, 3.0, 3.0};  // estimated
+constexpr double kCopiedUs[] = {3.5, 2.5, 2.5};          // estimated
 
 const Traits& traits(const TileConfig& config) {
   return kTraits[static_cast<size_t>(&config - kConfigs.data())];
@@ -261,14 +263,22 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   double tile_us = trait.tile_us;
   const double area = static_cast<double>(config.block_m * columns) / (128.0 * 128.0);
   const double finished = area * trait.finished_columns / config.block_n;
-  if (epilogue.activation > Activation::kRelu) tile_us += finished * kActivationUs[trait.ping_pong];
-  if (epilogue.has_residual) tile_us += finished * kResidualUs[trait.ping_pong];
+  const int schedule = trait.consumers_per_tile - 1;
+  double power_macs = macs;
+  if (epilogue.activation > Activation::kRelu) {
+    tile_us += finished * kActivationUs[schedule];
+    power_macs += kEpilogueMacs * config.block_m * config.block_n;
+  }
+  if (epilogue.has_residual) {
+    tile_us += finished * kResidualUs[schedule];
+    power_macs += kEpilogueMacs * config.block_m * config.block_n;
+  }
   const Outputs outputs = outputs_of(problem, config, split_k);
-  if (outputs == Outputs::kCommon) tile_us += finished * kCommonEpilogueUs[trait.ping_pong];
-  if (outputs == Outputs::kCopied) tile_us += finished * kCopiedUs[trait.ping_pong];
+  if (outputs == Outputs::kCommon) tile_us += finished * kCommonEpilogueUs[schedule];
+  if (outputs == Outputs::kCopied) tile_us += finished * kCopiedUs[schedule];
   const double mac_per_us = config.mac_per_cycle * cycles_per_us;
   const double compute_us = rounds * (macs / mac_per_us + tile_us);
-  const double power_us = static_cast<double>(tiles) * split_k * macs /
+  const double power_us = static_cast<double>(tiles) * split_k * power_macs /
                           (trait.power_share * kPeakMacPerCycle * sm_cycles_per_us);
   const int64_t line_a = problem.a_k_major() ? problem.k : problem.m;
   const int64_t line_b = problem.b_k_major() ? problem.k : problem.n;
@@ -300,7 +310,9 @@ std::string launch_sm90(const Plan& plan, const Problem& problem, const Operands
   arguments.outputs = outputs_of(problem, *plan.config, plan.split_k);
   arguments.copies_pairs = problem.n % 2 == 0 && pairs(problem.out) &&
                            !(problem.epilogue.has_residual && !pairs(problem.epilogue.residual));
-  arguments.linear = problem.out.dtype != DType::kFloat32 && !problem.epilogue.has_residual &&
+  arguments.simple = problem.out.dtype != DType::kFloat32 && !problem.gated &&
+                     problem.epilogue.activation <= Activation::kRelu;
+  arguments.linear = arguments.simple && !problem.epilogue.has_residual &&
                      problem.epilogue.activation == Activation::kNone;
   arguments.gated = problem.gated;
   if (problem.gated) arguments.up_matrix = matrix_params(problem.up, operands.up);
