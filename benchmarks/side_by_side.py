@@ -125,12 +125,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prepare_output(path)
     except (ValueError, CommandError) as error:
         parser.error(str(error))
+
+    def save(result: dict[str, Any]) -> None:
+        write_output(path, result_text(result).encode())
+
     try:
         with torch.inference_mode():
-            result = run_suite(name, shapes, against, runner, parsed.rounds)
+            # After each shape, so that an interruption costs one.
+            save(run_suite(name, shapes, against, runner, parsed.rounds, save=save))
     except RuntimeError as error:
         parser.error(f"{name} could not be measured: {str(error).splitlines()[0]}")
-    write_output(path, result_text(result).encode())
     print(f"written: {path}")
     return 0
 

@@ -484,6 +484,23 @@ def test_a_shape_beyond_the_memory_does_not_end_the_run(monkeypatch, tmp_path, c
         assert f"--split-k is {splits!r}" in capsys.readouterr().err
 
 
+def test_an_interruption_costs_one_shape(monkeypatch, tmp_path):
+    monkeypatch.setattr(measure, "TURN_MS", 0.01)
+    whole = side_by_side.measure
+
+    def interrupted_at_last(shape, *rest):
+        if shape.m == 5:
+            raise KeyboardInterrupt
+        return whole(shape, *rest)
+
+    monkeypatch.setattr(side_by_side, "measure", interrupted_at_last)
+    path = tmp_path / "sweep.json"
+    arguments = ["--sweep", "simt", "--dtype", "fp32", "--device", "cpu", "--rounds", "1"]
+    with pytest.raises(KeyboardInterrupt):
+        command.main([*arguments, "--output", str(path), "--shapes", "4x5x6,5x5x6"])
+    assert [row["m"] for row in json.loads(path.read_text())["rows"]] == [4]
+
+
 def test_quack_is_a_rival_where_it_is_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "quack", None)
     with pytest.raises(ValueError, match="--against quack needs the package quack-kernels"):

@@ -305,8 +305,9 @@ def run_suite(
     runner: Runner,
     rounds: int,
     show: Callable[[str], None] = print,
+    save: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Measures all shapes and shows a line for each as it goes.
+    """Measures all shapes and shows a line for each as it goes; `save` gets the result so far after each.
 
     Returns:
         What is stored: {"name", "stamp", "rounds", "kernels", "rows"}, and with shapes whose precision this
@@ -317,6 +318,13 @@ def run_suite(
     """
     start = time.perf_counter()
     rows, not_offered, beyond_memory = [], {}, None
+    result: dict[str, Any] = {
+        "name": name,
+        "stamp": stamp(runner),
+        "rounds": rounds,
+        "kernels": torch_gemm.kernels() if runner.device == "cuda" else [],
+        "rows": rows,
+    }
     for shape in shapes:
         if reason := reason_against(shape, runner):
             not_offered[str(shape)] = reason
@@ -331,17 +339,12 @@ def run_suite(
             continue
         rows.append(row)
         show(line_of(row))
+        if save is not None:
+            save(result)
     if beyond_memory is not None and not rows:
         raise beyond_memory
     show(f"{name}: {time.perf_counter() - start:.1f} s")
-    return {
-        "name": name,
-        "stamp": stamp(runner),
-        "rounds": rounds,
-        "kernels": torch_gemm.kernels() if runner.device == "cuda" else [],
-        "rows": rows,
-        **({"not_offered": not_offered} if not_offered else {}),
-    }
+    return {**result, **({"not_offered": not_offered} if not_offered else {})}
 
 
 def line_of(row: dict[str, Any]) -> str:
