@@ -317,7 +317,7 @@ def run_suite(
         torch.OutOfMemoryError: none of the shapes fits.
     """
     start = time.perf_counter()
-    rows, not_offered, beyond_memory = [], {}, None
+    rows, beyond_memory = [], None
     result: dict[str, Any] = {
         "name": name,
         "stamp": stamp(runner),
@@ -327,15 +327,16 @@ def run_suite(
     }
     for shape in shapes:
         if reason := reason_against(shape, runner):
-            not_offered[str(shape)] = reason
+            result.setdefault("not_offered", {})[str(shape)] = reason
             show(f"{shape}: not offered: {reason}")
             continue
         try:
             row = measure(shape, against, runner, rounds)
         except torch.OutOfMemoryError as error:
             beyond_memory = error
-            not_offered[str(shape)] = f"out of memory: {str(error).splitlines()[0]}"
-            show(f"{shape}: not measured: {not_offered[str(shape)]}")
+            reason = f"out of memory: {str(error).splitlines()[0]}"
+            result.setdefault("not_offered", {})[str(shape)] = reason
+            show(f"{shape}: not measured: {reason}")
             continue
         rows.append(row)
         show(line_of(row))
@@ -344,7 +345,7 @@ def run_suite(
     if beyond_memory is not None and not rows:
         raise beyond_memory
     show(f"{name}: {time.perf_counter() - start:.1f} s")
-    return {**result, **({"not_offered": not_offered} if not_offered else {})}
+    return result
 
 
 def line_of(row: dict[str, Any]) -> str:
