@@ -15,6 +15,8 @@ from torch._dynamo.utils import counters
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.utils import fresh_cache, run_and_get_code
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_gemm
 from torch_gemm import inductor
@@ -406,6 +408,47 @@ def test_plain_products_can_be_left_to_inductor():
     report = check(function, X[0], WEIGHT, options=inductor.options(plain=False))
     assert [op for _, op, _ in report.matched] == ["linear"]
     assert report.missed == [Missed("mm_1", "nothing to fuse, and plain=False")]
+
+
+SHORT = "short and with little to fuse, which torch's own kernels do as fast"
+
+
+def left_on_cuda(function, *shapes, dtype=torch.bfloat16):
+    """Reasons of the products that the pass leaves, if the inputs are a GPU's; none is needed."""
+    with FakeTensorMode(), torch.no_grad():
+        inputs = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
+        graph = make_fx(function, decomposition_table=select_decomp_table())(*inputs).graph
+    inductor.options()["post_grad_custom_pre_pass"](graph)
+    return [reason for _, reason in inductor.reports()[-1].missed]
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "dtype"),
+    [
+        (lambda x, w: x @ w.t(), [(2048, 384), (1536, 384)], torch.bfloat16),
+        (lambda x, w: x @ w, [(65, 4096), (4096, 4096)], torch.float16),
+        (functional.linear, [(16, 128, 384), (384, 384), (384,)], torch.bfloat16),
+        (lambda x, w, r: (x @ w + r).sin(), [(256, 512), (512, 64), (256, 64)], torch.bfloat16),
+    ],
+)
+def test_short_products_with_little_to_fuse_are_left_to_torch(function, shapes, dtype):
+    assert left_on_cuda(function, *shapes, dtype=dtype) == [SHORT]
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "dtype"),
+    [
+        (lambda x, w: x @ w, [(64, 4096), (4096, 4096)], torch.bfloat16),  # few rows
+        (lambda x, w: x @ w, [(8192, 2048), (2048, 8192)], torch.bfloat16),  # long
+        (lambda x, w: x @ w, [(512, 100), (100, 512)], torch.bfloat16),  # rows of 200 bytes
+        (lambda x, w: x @ w, [(512, 96), (96, 514)], torch.bfloat16),
+        (lambda x, w: (x @ w).relu(), [(512, 96), (96, 512)], torch.bfloat16),
+        (lambda x, w, r: x @ w + r, [(512, 96), (96, 512), (512, 512)], torch.bfloat16),  # a result
+        (lambda x, w: x @ w, [(8, 512, 96), (8, 96, 512)], torch.bfloat16),
+    ],
+)
+def test_other_products_are_not_left_to_torch(function, shapes, dtype):
+    assert left_on_cuda(function, *shapes, dtype=dtype) == []
 
 
 class CountsNodes(CustomGraphPass):

@@ -36,6 +36,9 @@ _DEVICES = ("cpu", "cuda")
 _RESHAPES = (_aten.reshape.default, _aten.view.default, _aten._unsafe_view.default)
 _CAST = torch.ops.prims.convert_element_type.default
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default)
+# Multiply-adds below which a product with nothing to fuse is short (30 us on an H200), and rows from which on
+# torch's kernels are as good at it.
+_SHORT, _MANY_ROWS = 10**10, 65
 _HOOK = "post_grad_custom_pre_pass"
 _CANDIDATES = "external_matmul"
 
@@ -117,8 +120,9 @@ def options(
             does not take `mode` and `options` together.
         extra: further options of Inductor, which take precedence. A pass of your own in
             "post_grad_custom_pre_pass", here or in torch._inductor.config, runs before this one.
-        plain: whether products with nothing to fuse go to tgemm too, but for those in true FP32 on CUDA,
-            where torch's own kernels are as fast; False leaves all of them to Inductor. Where
+        plain: whether products with nothing to fuse go to tgemm too, but for those on CUDA that torch's own
+            kernels do as fast: in true FP32, and short ones (fewer than 10^10 multiply-adds) of more than 64
+            rows of aligned 16-bit operands. False leaves all of them to Inductor. Where
             the options turn autotuning on (max_autotune, max_autotune_gemm), an mm of this kind runs on
             what is fastest, `tgemm_mm` or one of Inductor's own candidates; `Report.tuned` says which.
 
@@ -500,6 +504,9 @@ def _rewrite(graph: fx.Graph, plain: bool, contest: bool, report: Report) -> Non
             report.missed.append(Missed(chain.node.name, reason))
         elif contest and not chain.fused and chain.node.target is _aten.mm.default:
             report.contested.append(chain.node.name)
+        elif _is_short(chain):
+            reason = "short and with little to fuse, which torch's own kernels do as fast"
+            report.missed.append(Missed(chain.node.name, reason))
         else:
             emitter.emit(chain)
     graph.lint()
@@ -604,6 +611,36 @@ def _precision(operand: fx.Node) -> dict[str, Any]:
 def _is_true_fp32(operand: fx.Node) -> bool:
     value = operand.meta["val"]
     return value.dtype is torch.float32 and value.is_cuda and not _precision(operand)
+
+
+def _is_short(chain: _Chain) -> bool:
+    """Whether torch's own kernel does a product as fast, between others that are not tgemm's.
+
+    Such neighbours do not let the next kernel start early, and then cuBLAS's are about a microsecond ahead
+    (benchmarks/NOTES.md). A bias they add too, and a residual the kernel that reads the sum.
+    """
+    a, b = (operand.meta["val"] for operand in (chain.a, chain.b))
+    if not a.is_cuda or a.dtype not in (torch.float16, torch.bfloat16) or a.dim() != 2:
+        return False
+    if chain.activation is not None or chain.addmm_options is not None:
+        return False
+    if chain.out_dtype is not None or (chain.residual is not None and not _has_readers(chain.last)):
+        return False
+    sizes = (*a.shape, b.shape[1], *a.stride(), *b.stride())
+    if not all(isinstance(size, int) for size in sizes):
+        return False
+    m, k, n, *strides = sizes
+    aligned = not any(size % 8 for size in (k, n, *strides) if size != 1)
+    return m >= _MANY_ROWS and m * n * k < _SHORT and aligned
+
+
+def _has_readers(node: fx.Node) -> bool:
+    """Whether a kernel that Inductor generates reads a node, itself or reshaped."""
+    return any(
+        _has_readers(user) if user.target in _RESHAPES else user.target not in _PRODUCTS
+        for user in node.users
+        if user.op == "call_function"
+    )
 
 
 def _is_constant(weight: fx.Node) -> bool:

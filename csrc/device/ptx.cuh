@@ -116,6 +116,10 @@ __device__ inline bool elect_sync() {
   return elected != 0;
 }
 
+// What the warp's first thread has, in all of its threads. So that the compiler knows that it is
+// the same: what wgmma and TMA take lies in uniform registers.
+__device__ inline uint32_t uniform(uint32_t value) { return __shfl_sync(0xffffffffu, value, 0); }
+
 // 9.7.9.15 prefetch.tensormap: a tensor map among the kernel's parameters. sm_90.
 __device__ inline void prefetch_tensor_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

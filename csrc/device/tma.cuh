@@ -31,8 +31,7 @@ struct StageCursor {
   int stage = 0;
   uint32_t parity = 0;
   __device__ void advance() {
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-    if (stage == 0) parity ^= 1;
+    if (++stage == kStages) stage = 0, parity ^= 1;
   }
   __device__ void advance(int count) {
     parity ^= (stage + count) / kStages & 1;

@@ -71,17 +71,17 @@ __device__ inline void consume(const GemmParams& params, const Tile& tile, unsig
                                Barriers& barriers, StageCursor<kStages>& cursor) {
   using Multiplier =
       ptx::Wgmma<kTile.n, kBf16 ? ptx::WgmmaType::kBf16 : ptx::WgmmaType::kF16, kAKMajor, kBKMajor>;
-  const int consumer = threadIdx.x / 128 - 1;
+  const auto consumer = static_cast<int>(ptx::uniform(threadIdx.x / 128)) - 1;
   const int thread = threadIdx.x % 128;
   const int k_tiles = static_cast<int>((params.k + kTile.k - 1) / kTile.k);
   float sums[kTile.n / 2] = {};
   int previous = -1;  // the stage that the group in flight before this one reads
   for (int i = 0; i < k_tiles; ++i) {
-    wait(barriers.full[cursor.stage], cursor.parity);
-    const uint32_t tile_a = ptx::shared_address(stages + cursor.stage * kStageBytes);
+    const uint32_t tile_a = ptx::uniform(ptx::shared_address(stages + cursor.stage * kStageBytes));
     // 64 rows are 64 * 128 bytes in both arrangements.
     uint64_t a = ptx::wgmma_descriptor<kAKMajor>(tile_a + consumer * 64 * kTile.k * 2, 0);
     uint64_t b = ptx::wgmma_descriptor<kBKMajor>(tile_a + kBytesA, 64 * kTile.k * 2);
+    wait(barriers.full[cursor.stage], cursor.parity);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kTile.k / kWgmmaK; ++step) {

@@ -237,11 +237,10 @@ class Consumer {
     RingCursor cursor;
     int previous = 0;
     for (int i = 0; i < tile_.k_tiles; ++i) {
+      const uint32_t at = ptx::uniform(ptx::shared_address(shared_.weight(cursor.stage)));
+      const uint64_t weight_stage = ptx::wgmma_descriptor<kWeightKMajor>(at, 0);
+      const uint64_t x_stage = ptx::wgmma_descriptor<true>(at + Cta::kBoxes * Cta::kWeightBytes, 0);
       wait(shared_.barriers().full[cursor.stage], cursor.parity);
-      const uint64_t weight_stage = ptx::wgmma_descriptor<kWeightKMajor>(
-          ptx::shared_address(shared_.weight(cursor.stage)), 0);
-      const uint64_t x_stage =
-          ptx::wgmma_descriptor<true>(ptx::shared_address(shared_.x(cursor.stage)), 0);
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < Cta::kBoxes * kSteps; ++step) {

@@ -119,9 +119,6 @@ struct alignas(1024) SharedMemory {  // 1024: the swizzle's pattern
   unsigned char staged[Cta::kConsumers][Cta::kSlots * Cta::kSlotBytes];
   float bias[Cta::kConsumers][Cta::kColumns];
   Barriers<Cta> barriers;
-  // Of this CTA: its rank in the cluster, its first tile, and how far the next one is. Here,
-  // because registers are short.
-  int rank, first, step;
   BatchOffsets offset[Cta::kConsumers * 4];  // for outputs that do not leave through TMA
 };
 

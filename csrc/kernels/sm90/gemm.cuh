@@ -7,8 +7,6 @@
 // through one another's shared memory.
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include <cstdint>
 
 #include "device/activation_16_bit.cuh"
@@ -22,8 +20,23 @@
 
 namespace tgemm::sm90 {
 
+// Of this CTA in its cluster.
+__device__ inline int rank() { return static_cast<int>(cptx::get_sreg_cluster_ctarank()); }
+
+// The first output tile of its cluster. Volatile: read where it is needed, not kept from the start
+// of the kernel on, for which registers are short.
+__device__ inline int first_tile() {
+  int index;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+  return index;
+}
+
+// From one output tile of a cluster to its next.
+__device__ inline int tile_step() { return static_cast<int>(cptx::get_sreg_nclusterid_x()); }
+
+// By one thread: the first requests wait for this.
 template <class Cta>
-__device__ inline void init(Barriers<Cta>& barriers) {
+__device__ inline void init(const Arguments& arguments, Barriers<Cta>& barriers) {
   for (int i = 0; i < Cta::kStages; ++i) {
     cptx::mbarrier_init(&barriers.full[i], static_cast<uint32_t>(Cta::kProducers));
     cptx::mbarrier_init(&barriers.empty[i],
@@ -35,6 +48,13 @@ __device__ inline void init(Barriers<Cta>& barriers) {
   }
   cptx::mbarrier_init(&barriers.partial, 1u);
   cptx::fence_mbarrier_init(cptx::sem_release, cptx::scope_cluster);
+  if (Cta::kSplits && arguments.cluster_split > 1) {
+    const int others = arguments.cluster_split - 1;
+    const int boxes = (Cta::kConsumers * Cta::kSlots - rank() + others) / arguments.cluster_split;
+    cptx::mbarrier_arrive_expect_tx(
+        cptx::sem_release, cptx::scope_cta, cptx::space_shared, &barriers.partial,
+        static_cast<uint32_t>(max(0, boxes) * others * Cta::kPartialBytes));
+  }
 }
 
 // Named barriers, one for each consumer: it has the turn to multiply (ping-pong); its epilogue warp
@@ -59,8 +79,7 @@ __device__ inline int log2_block_k(const GemmParams& params) {
 // The tile of this CTA of the cluster: the cluster's, moved down by the rank, or with the rank's
 // share of K. Tiles that run together share rows and columns in L2, as in TileScheduler.
 template <class Cta>
-__device__ inline Tile decode(const Arguments& arguments, int index,
-                              const SharedMemory<Cta>& shared) {
+__device__ inline Tile decode(const Arguments& arguments, int index) {
   const GemmParams& params = arguments.gemm;
   const unsigned slot = arguments.tiles_per_batch.divide(index);
   const unsigned in_batch = index - slot * arguments.tiles_per_batch.divisor();
@@ -74,12 +93,12 @@ __device__ inline Tile decode(const Arguments& arguments, int index,
 
   Tile tile;
   tile.m = static_cast<int>(row * Cta::kCluster) * Cta::kBlockM;
-  if (Cta::kCluster > 1) tile.m += shared.rank * Cta::kBlockM;
+  if (Cta::kCluster > 1) tile.m += rank() * Cta::kBlockM;
   tile.n = static_cast<int>(column) * (arguments.gated ? Cta::kBlockN / 2 : Cta::kBlockN);
   tile.batch = static_cast<int>(slot);
   tile.split = 0;
   if (arguments.cluster_split > 1) {
-    tile.split = shared.rank;
+    tile.split = rank();
   } else if (params.split_k > 1) {
     tile.split = static_cast<int>(arguments.batches.divide(slot));
     tile.batch -= tile.split * static_cast<int>(params.batch_count);
@@ -95,69 +114,64 @@ __device__ inline Tile decode(const Arguments& arguments, int index,
   return tile;
 }
 
-// A's rows of a tile, and this CTA's share of B's columns, which start at mn, from k on. Requests
-// are made by one thread, and take it about a hundred cycles each.
-template <class Cta>
-__device__ inline void request_a(const Arguments& arguments, SharedMemory<Cta>& shared, int stage,
-                                 const MapCoordinates& at, int mn, int k) {
-  unsigned char* to = shared.stages[stage];
+// Asks for an operand's part of a stage: for A's rows from mn on, or for this CTA's share of B's
+// columns. By one thread, whose instructions small tiles wait for: the usual case, one box along K,
+// comes first, and has few.
+template <class Cta, bool kA>
+__device__ inline void request(const Arguments& arguments, SharedMemory<Cta>& shared, int stage,
+                               const MapCoordinates& at, bool one_box, int mn, int k) {
+  constexpr uint16_t kAll = !kA && Cta::kCluster > 1 ? (1 << Cta::kCluster) - 1 : 0;
+  const OperandMap& operand = kA ? arguments.a : arguments.b;
+  const int share = !kA && Cta::kCluster > 1 ? rank() * Cta::kShareB : 0;
+  unsigned char* to = shared.stages[stage] + (kA ? 0 : Cta::kBytesA + share * Cta::kRowBytes);
   uint64_t& full = shared.barriers.full[stage];
-  if (arguments.a_k_major) {
-    request_tile<Cta::kBlockM, true>(to, arguments.a, at, mn, k, full);
-  } else {
-    request_tile<Cta::kBlockM, false>(to, arguments.a, at, mn, k, full);
-  }
-}
-
-template <class Cta>
-__device__ inline void request_b(const Arguments& arguments, SharedMemory<Cta>& shared, int stage,
-                                 const MapCoordinates& at, int mn, int k) {
-  constexpr uint16_t kAll = Cta::kCluster > 1 ? (1 << Cta::kCluster) - 1 : 0;
-  const int share = Cta::kCluster > 1 ? shared.rank * Cta::kShareB : 0;
-  unsigned char* to = shared.stages[stage] + Cta::kBytesA + share * Cta::kRowBytes;
-  uint64_t& full = shared.barriers.full[stage];
-  if (Cta::kCanGate && arguments.gated) {
+  if (one_box) {
+    request_box(to, operand, at, true, mn + share, k, full, kAll);
+  } else if (!kA && Cta::kCanGate && arguments.gated) {
 #pragma unroll 1
     for (int column = share; column < share + Cta::kShareB; column += 64) {
-      request_box(to, column % 128 == 0 ? arguments.b : arguments.up, at, arguments.b_k_major,
+      request_box(to, column % 128 == 0 ? operand : arguments.up, at, arguments.b_k_major,
                   mn + column / 128 * 64, k, full, kAll);
       to += 64 * Cta::kRowBytes;
     }
-  } else if (Cta::kOnlyKMajorB || arguments.b_k_major) {
-    request_tile<Cta::kShareB, true>(to, arguments.b, at, mn + share, k, full, kAll);
-  } else {
-    request_tile<Cta::kShareB, false>(to, arguments.b, at, mn + share, k, full, kAll);
+  } else if (kA || !Cta::kOnlyKMajorB) {
+    request_tile<kA ? Cta::kBlockM : Cta::kShareB, false>(to, operand, at, mn + share, k, full,
+                                                          kAll);
   }
 }
 
-// A producer's part: requests the tiles of A, of B, or of both, for every output tile of this CTA.
+// A producer's part: requests the tiles of A, of B, or of both, for every output tile of this CTA,
+// of which this is the first.
 template <class Cta, bool kA, bool kB>
-__device__ inline void produce(const Arguments& arguments, SharedMemory<Cta>& shared) {
+__device__ inline void produce(const Arguments& arguments, SharedMemory<Cta>& shared, Tile tile) {
   constexpr uint32_t kBytes = (kA ? Cta::kBytesA : 0) + (kB ? Cta::kBytesB : 0);
   const GemmParams& params = arguments.gemm;
-  const int step = shared.step;
   const int step_k = 1 << log2_block_k(params);
-  StageCursor<Cta::kStages> cursor;
-  const int first = shared.first;
-  for (int i = first; i < arguments.tiles; i += step) {
-    const Tile tile = decode<Cta>(arguments, i, shared);
+  const bool one_box_a = arguments.a_k_major;
+  const bool one_box_b = Cta::kOnlyKMajorB || (arguments.b_k_major && !arguments.gated);
+  StageCursor<Cta::kStages> cursor{.stage = 0, .parity = 1};  // all stages are empty
+  int index = first_tile();
+  ptx::griddepcontrol_wait();
+  while (true) {
     const MapCoordinates at_a(arguments.a, params, tile.batch);
     const MapCoordinates at_b(arguments.b, params, tile.batch);
-    if (i == first) ptx::griddepcontrol_wait();
     int k = tile.k_begin;
     for (int j = 0; j < tile.k_tiles; ++j, k += step_k) {
-      wait(shared.barriers.empty[cursor.stage], cursor.parity ^ 1);
+      wait(shared.barriers.empty[cursor.stage], cursor.parity);
       cptx::mbarrier_arrive_expect_tx(cptx::sem_release, cptx::scope_cta, cptx::space_shared,
                                       &shared.barriers.full[cursor.stage], kBytes);
-      if (kA) request_a<Cta>(arguments, shared, cursor.stage, at_a, tile.m, k);
-      if (kB) request_b<Cta>(arguments, shared, cursor.stage, at_b, tile.n, k);
+      if (kA) request<Cta, true>(arguments, shared, cursor.stage, at_a, one_box_a, tile.m, k);
+      if (kB) request<Cta, false>(arguments, shared, cursor.stage, at_b, one_box_b, tile.n, k);
       cursor.advance();
     }
+    index += tile_step();
+    if (index >= arguments.tiles) break;
+    tile = decode<Cta>(arguments, index);
   }
   // Nobody may leave while another CTA of the cluster still writes to it or waits for it; so the
   // last stages are waited for as if they were to be filled again.
   for (int j = 0; kB && Cta::kCluster > 1 && j < Cta::kStages; ++j) {
-    wait(shared.barriers.empty[cursor.stage], cursor.parity ^ 1);
+    wait(shared.barriers.empty[cursor.stage], cursor.parity);
     cursor.advance();
   }
 }
@@ -182,7 +196,7 @@ class Boxes {
   // Is this box (of two weights: which alternate) for this CTA of the cluster to finish?
   __device__ bool owns(int box) const {
     return arguments_.cluster_split == 1 ||
-           (consumer_ * Cta::kSlots + box) % arguments_.cluster_split == shared_.rank;
+           (consumer_ * Cta::kSlots + box) % arguments_.cluster_split == rank();
   }
 
   // Calls f(slot, m, n, sent) for the boxes of a round, of which those are sent that are this CTA's
@@ -310,9 +324,9 @@ __device__ inline void serve_by_copying(const Arguments& arguments, int consumer
   BatchOffsets& offset = shared.offset[consumer];
   uint32_t parity = 0;
   ptx::griddepcontrol_wait();
-  for (int i = shared.first + (Cta::kPingPong ? consumer * shared.step : 0); i < arguments.tiles;
-       i += Cta::kPingPong ? 2 * shared.step : shared.step) {
-    const Tile tile = decode<Cta>(arguments, i, shared);
+  for (int i = first_tile() + (Cta::kPingPong ? consumer * tile_step() : 0); i < arguments.tiles;
+       i += Cta::kPingPong ? 2 * tile_step() : tile_step()) {
+    const Tile tile = decode<Cta>(arguments, i);
     bring_bias(arguments, tile, consumer, boxes.first_column(), shared);
     if (threadIdx.x % 32 == 0) {
       offset.out = batch_offset(params, params.out, tile.batch);
@@ -349,12 +363,12 @@ __device__ inline void serve_epilogue(const Arguments& arguments, int consumer,
   const Boxes<Cta> boxes(arguments, shared, consumer);
   const bool elected = ptx::elect_sync();
   uint64_t& residual = shared.barriers.residual[consumer];
-  const int step = shared.step;
+  const int step = tile_step();
   uint32_t parity = 0;
   ptx::griddepcontrol_wait();
-  for (int i = shared.first + (Cta::kPingPong ? consumer * step : 0); i < arguments.tiles;
+  for (int i = first_tile() + (Cta::kPingPong ? consumer * step : 0); i < arguments.tiles;
        i += Cta::kPingPong ? 2 * step : step) {
-    const Tile tile = decode<Cta>(arguments, i, shared);
+    const Tile tile = decode<Cta>(arguments, i);
     bring_bias(arguments, tile, consumer, boxes.first_column(), shared);
 #pragma unroll 1
     for (int round = 0; round < boxes.rounds(); ++round) {
@@ -442,9 +456,9 @@ class Consumer {
   // Writes the sums of output tile `index` out through the epilogue.
   __device__ void store(const Sums& sums, int index) {
     if (params_.split_k > 1) {
-      store_partial(sums, decode<Cta>(arguments_, index, shared_));
+      store_partial(sums, decode<Cta>(arguments_, index));
     } else if (Cta::kCommonEpilogue && arguments_.outputs == Outputs::kCommon) {
-      store_any(sums, decode<Cta>(arguments_, index, shared_));
+      store_any(sums, decode<Cta>(arguments_, index));
     } else if (arguments_.simple && (Cta::kUnrollsResiduals || arguments_.linear)) {
       wait_for_room();
       const auto run = [&]<bool kMore>() {
@@ -484,8 +498,8 @@ class Consumer {
     for (int box = 0; box < Cta::kSlots; ++box) {
       const int unit = consumer() * Cta::kSlots + box;
       const int owner = unit % splits;
-      if (owner == shared_.rank) continue;
-      const int source = shared_.rank < owner ? shared_.rank : shared_.rank - 1;
+      if (owner == rank()) continue;
+      const int source = rank() < owner ? rank() : rank() - 1;
       const uint32_t to =
           ptx::mapa(stages + (unit / splits * (splits - 1) + source) * kBytes, owner);
       const uint32_t arrived = ptx::mapa(barrier, owner);
@@ -550,14 +564,21 @@ class Consumer {
     using Multiplier = ptx::Wgmma<Cta::kColumns, kType, kAKMajor, kBKMajor>;
     constexpr int kSteps = Cta::kRowBytes / 32;
     constexpr uint64_t kBlockStep = 64 * Cta::kRowBytes / 16;  // 64 rows, in both arrangements
+    // Narrow tiles wait for whatever is done for each k-tile beside multiplying.
+    const uint32_t stages = ptx::shared_address(shared_.stages);
+    const uint64_t first_a =
+        ptx::wgmma_descriptor<kAKMajor>(stages + boxes_.first_row() * Cta::kRowBytes, 0);
+    const uint64_t first_b = ptx::wgmma_descriptor<kBKMajor>(
+        stages + Cta::kBytesA + boxes_.first_column() * Cta::kRowBytes, 64 * Cta::kRowBytes);
+    auto low_a = static_cast<uint32_t>(first_a), low_b = static_cast<uint32_t>(first_b);
+    asm volatile("" : "+r"(low_a), "+r"(low_b));  // else they are computed for each k-tile
     int previous = 0;
     for (int i = 0; i < k_tiles; ++i) {
+      const uint32_t offset = cursor.stage * (Cta::kStageBytes / 16);
+      uint64_t a = (first_a >> 32 << 32) | ptx::uniform(low_a + offset);
+      uint64_t b = (first_b >> 32 << 32) | ptx::uniform(low_b + offset);
       wait(shared_.barriers.full[cursor.stage], cursor.parity);
       if (i == k_tiles - 1 && more) pass_turn();
-      const uint32_t stage = ptx::shared_address(shared_.stages[cursor.stage]);
-      uint64_t a = ptx::wgmma_descriptor<kAKMajor>(stage + boxes_.first_row() * Cta::kRowBytes, 0);
-      uint64_t b = ptx::wgmma_descriptor<kBKMajor>(
-          stage + Cta::kBytesA + boxes_.first_column() * Cta::kRowBytes, 64 * Cta::kRowBytes);
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -569,10 +590,11 @@ class Consumer {
         b += ptx::kWgmmaStepK<kBKMajor>;
       }
       ptx::wgmma_commit_group();
+      const int current = cursor.stage;
+      cursor.advance();
       ptx::wgmma_wait_group<1>();
       if (i > 0) release(previous);
-      previous = cursor.stage;
-      cursor.advance();
+      previous = current;
     }
     ptx::wgmma_wait_group<0>();
     release(previous);
@@ -617,7 +639,7 @@ class Consumer {
       const int first = cursor.stage;
       wait(shared_.barriers.full[first], cursor.parity);
       wait(shared_.barriers.full[first + 1], cursor.parity);
-      const uint32_t stage = ptx::shared_address(shared_.stages[first]);
+      const uint32_t stage = ptx::uniform(ptx::shared_address(shared_.stages[first]));
       const uint32_t a[2] = {stage + offset_a, stage + offset_a + Cta::kStageBytes};
       const uint32_t b[2] = {stage + offset_b, stage + offset_b + Cta::kStageBytes};
       ptx::wgmma_fence();
@@ -986,26 +1008,16 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char dynamic[];
   auto& shared = reinterpret_cast<SharedMemory<Cta>&>(dynamic);
   const bool splits = Cta::kSplits && arguments.cluster_split > 1;
-  const auto cluster = cooperative_groups::this_cluster();
-  const int cluster_size = Cta::kCluster * arguments.cluster_split;
-  if (threadIdx.x == 0) {
-    ptx::prefetch_tensor_map(&arguments.a.map);
-    ptx::prefetch_tensor_map(&arguments.b.map);
-    init(shared.barriers);
-    shared.rank = cluster_size > 1 ? static_cast<int>(cluster.block_rank()) : 0;
-    if (splits) {
-      const int boxes = Cta::kConsumers * Cta::kSlots;
-      const int mine =
-          (boxes - shared.rank + arguments.cluster_split - 1) / arguments.cluster_split;
-      cptx::mbarrier_arrive_expect_tx(
-          cptx::sem_release, cptx::scope_cta, cptx::space_shared, &shared.barriers.partial,
-          static_cast<uint32_t>(max(0, mine) * (arguments.cluster_split - 1) * Cta::kPartialBytes));
-    }
-    shared.first = static_cast<int>(cptx::get_sreg_clusterid_x());
-    shared.step = static_cast<int>(cptx::get_sreg_nclusterid_x());
-  }
+  const auto warp = static_cast<int>(ptx::uniform(threadIdx.x / 32));
+  // While one warp makes the barriers, the others prepare the first requests.
+  if (threadIdx.x == 32 * Cta::kProducers) init<Cta>(arguments, shared.barriers);
+  if (warp == 0) ptx::prefetch_tensor_map(&arguments.a.map);
+  if (warp == Cta::kProducers - 1) ptx::prefetch_tensor_map(&arguments.b.map);
+  const Tile first = decode<Cta>(arguments, first_tile());
   if constexpr (Cta::kCluster > 1) {
-    cluster.sync();  // no CTA writes to another one's barriers before they exist
+    // No CTA writes to another one's barriers before they exist; init() has published them.
+    cptx::barrier_cluster_arrive(cptx::sem_relaxed);
+    cptx::barrier_cluster_wait();
   } else {
     __syncthreads();
   }
@@ -1019,13 +1031,13 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
     ptx::setmaxnreg_inc<Cta::kConsumerRegisters>();
     Consumer<Cta> consumer(arguments, shared);
     StageCursor<Cta::kStages> cursor;
-    int i = shared.first;
+    int i = first_tile();
     ptx::griddepcontrol_wait();
     // All tiles have as many k-tiles, unless K is split.
-    int k_tiles = decode<Cta>(arguments, i, shared).k_tiles;
+    auto k_tiles = static_cast<int>(ptx::uniform(first.k_tiles));
     const auto next = [&] {
-      i += shared.step;
-      if (arguments.gemm.split_k > 1) k_tiles = decode<Cta>(arguments, i, shared).k_tiles;
+      i += tile_step();
+      if (arguments.gemm.split_k > 1) k_tiles = decode<Cta>(arguments, i).k_tiles;
     };
     // In a ping-pong pair, each steps over the stages of the tiles of the other.
     const auto skip = [&] {
@@ -1035,9 +1047,9 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
     };
     if (threadIdx.x >= 256) skip();
     while (i < arguments.tiles) {
-      if (Cta::kPingPong && i >= shared.step) consumer.take_turn();
+      if (Cta::kPingPong && i >= tile_step()) consumer.take_turn();
       typename Consumer<Cta>::Sums sums;
-      consumer.multiply(sums, k_tiles, cursor, i + shared.step < arguments.tiles);
+      consumer.multiply(sums, k_tiles, cursor, i + tile_step() < arguments.tiles);
       if (splits) {
         // Nobody multiplies from the stages any more. Nothing written before is read after: no
         // fence.
@@ -1051,20 +1063,21 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
     }
   } else {
     ptx::setmaxnreg_dec<Cta::kProducerRegisters>();
-    const int warp = static_cast<int>(threadIdx.x) / 32;
     // Consumers wait here for one another before they exchange sums; all threads have to take part.
     if (splits && warp >= Cta::kProducers) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
     if (warp >= Cta::kProducers) {
       const int consumer = warp - Cta::kProducers;
       if (arguments.outputs == Outputs::kTma) serve_epilogue<Cta>(arguments, consumer, shared);
-      if (arguments.outputs == Outputs::kCopied) serve_by_copying<Cta>(arguments, consumer, shared);
+      if (arguments.outputs == Outputs::kCopied) {
+        serve_by_copying<Cta>(arguments, consumer, shared);
+      }
     } else if (ptx::elect_sync()) {
       if constexpr (Cta::kProducers == 1) {
-        produce<Cta, true, true>(arguments, shared);
+        produce<Cta, true, true>(arguments, shared, first);
       } else if (warp == 0) {
-        produce<Cta, true, false>(arguments, shared);
+        produce<Cta, true, false>(arguments, shared, first);
       } else {
-        produce<Cta, false, true>(arguments, shared);
+        produce<Cta, false, true>(arguments, shared, first);
       }
     }
     if (splits) {

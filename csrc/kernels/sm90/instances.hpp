@@ -37,6 +37,7 @@ using PingPong128x128 = CtaTile<Schedule::kPingPong, 128, 128, 5>;
 using PingPong128x128Cluster = CtaTile<Schedule::kPingPong, 128, 128, 5, 2>;
 using PingPong64x160Cluster = CtaTile<Schedule::kPingPong, 64, 160, 6, 2>;
 using PingPong64x128Cluster = CtaTile<Schedule::kPingPong, 64, 128, 8, 2>;
+using PingPong64x96 = CtaTile<Schedule::kPingPong, 64, 96, 9>;
 using PingPong64x96Cluster = CtaTile<Schedule::kPingPong, 64, 96, 9, 2>;
 using Cooperative192x192 = CtaTile<Schedule::kCooperative, 192, 192, 3, 1, 3>;
 using Cooperative192x128 = CtaTile<Schedule::kCooperative, 192, 128, 4, 1, 3>;

@@ -62,59 +62,60 @@ constexpr Traits traits_of(double start_us, double tile_us, double power_share) 
           .launch = sm90::launch<Cta>};
 }
 
-// All constants are fitted to a sweep on an H200: `python -m benchmarks.calibrate`. (But for those
-// of 128x128_pingpong, 2.69 and 1506 there: in whole models, its cluster is ahead.) The rates
-// are multiply-adds per SM and cycle of the boost clock.
+// All constants are fitted to a sweep on an H200: `python -m benchmarks.calibrate`. The rates are
+// multiply-adds per SM and cycle of the boost clock.
 constexpr std::array kConfigs = {
     // These take B along K alone.
-    config_of<sm90::PingPong64x160Cluster>("64x160_pingpong_cluster", 1274.0),
-    config_of<sm90::PingPong64x96Cluster>("64x96_pingpong_cluster", 1031.0),
-    config_of<sm90::Cooperative128x240>("128x240", 1649.0),
-    config_of<sm90::Cooperative128x224>("128x224", 1639.0),
-    config_of<sm90::Cooperative128x176>("128x176", 1620.0),
-    config_of<sm90::Cooperative128x160Cluster>("128x160_cluster", 1555.0),
-    config_of<sm90::Cooperative128x160>("128x160", 1564.0),
-    config_of<sm90::Cooperative128x144>("128x144", 1610.0),
-    config_of<sm90::Cooperative128x96>("128x96", 1456.0),
+    config_of<sm90::PingPong64x160Cluster>("64x160_pingpong_cluster", 1373.0),
+    config_of<sm90::PingPong64x96Cluster>("64x96_pingpong_cluster", 1122.0),
+    config_of<sm90::PingPong64x96>("64x96_pingpong", 1187.0),
+    config_of<sm90::Cooperative128x240>("128x240", 1550.0),
+    config_of<sm90::Cooperative128x224>("128x224", 1608.0),
+    config_of<sm90::Cooperative128x176>("128x176", 1679.0),
+    config_of<sm90::Cooperative128x160Cluster>("128x160_cluster", 1528.0),
+    config_of<sm90::Cooperative128x160>("128x160", 1625.0),
+    config_of<sm90::Cooperative128x144>("128x144", 1631.0),
+    config_of<sm90::Cooperative128x96>("128x96", 1539.0),
     // These take any operands.
-    config_of<sm90::PingPong128x128Cluster>("128x128_pingpong_cluster", 1520.0),
-    config_of<sm90::PingPong128x128>("128x128_pingpong", 1470.0),
-    config_of<sm90::PingPong64x128Cluster>("64x128_pingpong_cluster", 1190.0),
-    config_of<sm90::Cooperative192x192>("192x192", 1550.0),
-    config_of<sm90::Cooperative192x128>("192x128", 1531.0),
-    config_of<sm90::Cooperative128x256Cluster>("128x256_cluster", 1662.0),
-    config_of<sm90::Cooperative128x256>("128x256", 1586.0),
-    config_of<sm90::Cooperative128x192>("128x192", 1686.0),
-    config_of<sm90::Cooperative128x128>("128x128", 1608.0),
-    config_of<sm90::Cooperative128x64>("128x64", 1174.0),
-    config_of<sm90::Cooperative64x128>("64x128", 1231.0),
+    config_of<sm90::PingPong128x128Cluster>("128x128_pingpong_cluster", 1554.0),
+    config_of<sm90::PingPong128x128>("128x128_pingpong", 1558.0),
+    config_of<sm90::PingPong64x128Cluster>("64x128_pingpong_cluster", 1300.0),
+    config_of<sm90::Cooperative192x192>("192x192", 1578.0),
+    config_of<sm90::Cooperative192x128>("192x128", 1583.0),
+    config_of<sm90::Cooperative128x256Cluster>("128x256_cluster", 1704.0),
+    config_of<sm90::Cooperative128x256>("128x256", 1637.0),
+    config_of<sm90::Cooperative128x192>("128x192", 1679.0),
+    config_of<sm90::Cooperative128x128>("128x128", 1739.0),
+    config_of<sm90::Cooperative128x64>("128x64", 1309.0),
+    config_of<sm90::Cooperative64x128>("64x128", 1280.0),
     // Of sm90_3xtf32 alone; by hand, from the shapes in NOTES.md.
     config_of<sm90::Parts128x128>("128x128", 1800.0),
     config_of<sm90::Parts128x64>("128x64", 1200.0),
 };
-constexpr size_t kAlongKConfigs = 9;  // the first ones
-constexpr size_t kPartsConfigs = 2;   // the last ones
+constexpr size_t kAlongKConfigs = 10;  // the first ones
+constexpr size_t kPartsConfigs = 2;    // the last ones
 constexpr std::array<Traits, kConfigs.size()> kTraits = {
-    traits_of<sm90::PingPong64x160Cluster>(2.53, 0.11, 0.697),
-    traits_of<sm90::PingPong64x96Cluster>(2.78, 0.14, 0.619),
-    traits_of<sm90::Cooperative128x240>(1.68, 2.11, 0.749),
-    traits_of<sm90::Cooperative128x224>(2.24, 1.72, 0.733),
-    traits_of<sm90::Cooperative128x176>(1.29, 1.34, 0.782),
-    traits_of<sm90::Cooperative128x160Cluster>(1.29, 1.10, 0.782),
-    traits_of<sm90::Cooperative128x160>(1.24, 1.18, 0.789),
-    traits_of<sm90::Cooperative128x144>(1.61, 1.41, 0.787),
-    traits_of<sm90::Cooperative128x96>(1.70, 0.87, 0.709),
-    traits_of<sm90::PingPong128x128Cluster>(3.13, 0.11, 0.829),
-    traits_of<sm90::PingPong128x128>(2.88, 0.02, 0.809),
-    traits_of<sm90::PingPong64x128Cluster>(2.37, 0.59, 0.676),
-    traits_of<sm90::Cooperative192x192>(1.60, 2.05, 0.786),
-    traits_of<sm90::Cooperative192x128>(2.82, 0.84, 0.750),
-    traits_of<sm90::Cooperative128x256Cluster>(1.53, 2.89, 0.755),
-    traits_of<sm90::Cooperative128x256>(1.38, 2.55, 0.804),
-    traits_of<sm90::Cooperative128x192>(1.65, 2.28, 0.756),
-    traits_of<sm90::Cooperative128x128>(2.04, 1.13, 0.782),
-    traits_of<sm90::Cooperative128x64>(1.53, 1.13, 0.673),
-    traits_of<sm90::Cooperative64x128>(2.09, 0.60, 0.557),
+    traits_of<sm90::PingPong64x160Cluster>(2.84, 0.08, 0.797),
+    traits_of<sm90::PingPong64x96Cluster>(2.60, 0.13, 0.714),
+    traits_of<sm90::PingPong64x96>(2.34, 0.07, 0.602),
+    traits_of<sm90::Cooperative128x240>(2.20, 0.95, 0.804),
+    traits_of<sm90::Cooperative128x224>(2.83, 1.22, 0.754),
+    traits_of<sm90::Cooperative128x176>(1.75, 1.55, 0.811),
+    traits_of<sm90::Cooperative128x160Cluster>(1.41, 1.13, 0.821),
+    traits_of<sm90::Cooperative128x160>(1.37, 1.29, 0.774),
+    traits_of<sm90::Cooperative128x144>(1.46, 1.38, 0.802),
+    traits_of<sm90::Cooperative128x96>(1.70, 1.02, 0.795),
+    traits_of<sm90::PingPong128x128Cluster>(2.19, 0.31, 0.871),
+    traits_of<sm90::PingPong128x128>(2.53, 0.17, 0.858),
+    traits_of<sm90::PingPong64x128Cluster>(2.33, 0.65, 0.797),
+    traits_of<sm90::Cooperative192x192>(1.47, 2.21, 0.764),
+    traits_of<sm90::Cooperative192x128>(2.35, 1.02, 0.720),
+    traits_of<sm90::Cooperative128x256Cluster>(1.55, 2.59, 0.720),
+    traits_of<sm90::Cooperative128x256>(1.36, 2.76, 0.778),
+    traits_of<sm90::Cooperative128x192>(1.44, 2.45, 0.787),
+    traits_of<sm90::Cooperative128x128>(2.00, 1.58, 0.746),
+    traits_of<sm90::Cooperative128x64>(1.43, 1.26, 0.823),
+    traits_of<sm90::Cooperative64x128>(2.12, 0.58, 0.652),
     traits_of<sm90::Parts128x128>(1.55, 1.54, 0.95),
     traits_of<sm90::Parts128x64>(1.69, 0.92, 0.95),
 };
@@ -126,11 +127,11 @@ static_assert(std::ranges::none_of(std::span(kTraits).subspan(kAlongKConfigs),
 // out.
 constexpr int64_t kMinPartsK = 128;
 constexpr double kPeakMacPerCycle = 2048.0;  // per SM, 16-bit operands
-constexpr double kL2BytesPerCycle = 76.8;    // per SM
+constexpr double kL2BytesPerCycle = 72.0;    // per SM
 // Adding up within a cluster that divides K, and of that, for each CTA beyond the first, per
 // 128x128 outputs of a tile.
-constexpr double kClusterSplitUs = 1.27;
-constexpr double kClusterSplitStepUs = 0.84;
+constexpr double kClusterSplitUs = 1.38;
+constexpr double kClusterSplitStepUs = 0.86;
 constexpr double kSplitUs = 4.5;  // the second kernel of split-K, without its traffic
 // Per 128x128 outputs of a tile, by consumers per tile: little of it is hidden (NOTES.md). And what
 // an activation or a residual takes of the power for each output, as multiply-adds.
