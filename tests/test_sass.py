@@ -637,6 +637,10 @@ def test_sm90_is_what_it_says(kernels: list[Kernel]) -> None:
                 )
             if kernel.in_main_loop(rf"LDG|LDSM|{SHARED_LOAD}|MEMBAR"):
                 yield f"{kernel}: loads or fences in the main loop"
+            # Where a stage begins for each operand. With more, the descriptors are no uniform registers, and
+            # narrow tiles take twice as long (benchmarks/NOTES.md).
+            if not tile.parts and kernel.in_main_loop("R2UR") > 2:
+                yield f"{kernel}: {kernel.in_main_loop('R2UR')} R2UR in the main loop"
             # Any fewer, and the consumers would wait for registers that nobody gives up.
             if kernel.resources["REG"] != tile.registers:
                 yield f"{kernel}: {kernel.resources['REG']} registers, not {tile.registers}"
