@@ -37,27 +37,50 @@ CLUSTER_SHARES = (1.0, 1.0, 0.886, 0.909, 0.833, 0.773, 0.795, 0.909)
 WEIGHT_SCALE = 0.08
 # Limits that lie close together slow one another: the time is a norm of theirs, not the largest.
 NORM = 4
-STEPS = 3000
+# So does one that the fit so far has near the front; which those are is seen anew after so many steps.
+STEPS, REWEIGHED = 3000, 500
 # Of the second part: moves that are tried, how far they go, and what the fit's error (RMS) counts beside the
 # time that choices lose.
-MOVES, MOVE, ERROR_COUNTS = 4000, 0.02, 0.1
+MOVES, MOVE, ERROR_COUNTS = 12000, 0.05, 0.1
 # Beside the suite's: sizes that fill their last wave in part, whatever the tile.
 SHAPES = (
     *("128x128128x4096", "256x14336x8192", "384x6144x4096", "640x4096x4096", "700x3000x9000"),
     *("1024x4096x4096", "1200x5000x3000", "1536x1536x1536", "2048x1920x1920", "2048x2048x8192"),
-    *("3000x5000x2000", "5120x3200x1600", "333x7777x2048", "900x900x6000", "96x10240x5120"),
+    *("3000x5000x2000", "5120x3200x1600", "333x7776x2048", "900x900x6000", "96x10240x5120"),
     *("4000x640x2560", "1792x7168x896", "2500x2500x500", "128x10240x8192", "256x10240x8192"),
     *("128x57344x8192", "128x14336x4096", "320x5120x5120", "192x13824x5120", "448x11008x4096"),
     *("512x2048x2048", "128x3072x3072", "768x768x768", "2048x384x384", "4096x3072x768"),
     *("64x6144x4096", "64x28672x4096", "64x4096x14336"),
+    *(
+        "32x6144x4096",
+        "32x5120x5120",
+        "32x10240x8192",
+        "48x2048x2048",
+        "64x2048x2048",
+        "64x3072x3072",
+    ),
+    *("64x5120x5120", "64x13824x5120", "64x10240x8192"),
+    # Short ones, and batches, which show what a start costs.
+    *(
+        "256x256x256",
+        "512x512x512",
+        "256x512x1024",
+        "256x3072x3072",
+        "1000x1000x500",
+        "3000x768x768",
+    ),
+    *("24x192x192x64", "48x128x128x64", "96x384x384x64", "96x384x64x384", "12x768x768x768"),
+    *("200x256x256x128", "40x1024x1024x512"),
 )
+# Batch entries, M, N and K.
+Shape = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
 class Sample:
     """One configuration measured on one shape."""
 
-    shape: tuple[int, int, int]
+    shape: Shape
     config: str
     split: int
     us: float
@@ -91,7 +114,7 @@ def samples_of(result: dict[str, Any], configs: dict[str, dict[str, Any]]) -> li
             config, _, split = name.removeprefix("tgemm sm90:").partition(",split_k=")
             if int(split or 1) > configs[config]["max_cluster_split"]:
                 continue
-            shape = (row["m"], row["n"], row["k"])
+            shape = (row.get("batch", 1), row["m"], row["n"], row["k"])
             samples.append(Sample(shape, config, int(split or 1), contender["us"]))
     return samples
 
@@ -110,15 +133,16 @@ class Model(torch.nn.Module):
         self.start, self.tile = constants(3.0), constants(0.5)
         self.rate, self.power = constants(1300.0), constants(0.6)
         self.l2, self.split, self.split_step = (constants(value, 1) for value in (44.0, 1.0, 1.0))
+        self.memory = constants(1.0, 1)
 
     def features(self, sample: Sample) -> list[float]:
         """Index of the configuration, splits, rounds, multiply-adds of a tile and of all, bytes from L2, time of
-        the memory, and outputs of a tile.
+        the memory, outputs of a tile, and the share of its rows that exist.
         """
-        config, (m, n, k) = self.configs[sample.config], sample.shape
+        config, (batch, m, n, k) = self.configs[sample.config], sample.shape
         block_m, block_n = config["block_m"], config["block_n"]
         cluster = 2 if sample.config.endswith("cluster") else 1
-        tiles = ceil_div(m, block_m * cluster) * cluster * ceil_div(n, block_n)
+        tiles = batch * ceil_div(m, block_m * cluster) * cluster * ceil_div(n, block_n)
         size = cluster * sample.split
         rounds = ceil_div(ceil_div(tiles * sample.split, size), self.card.clusters(size))
         k_tile = ceil_div(ceil_div(k, sample.split), config["block_k"]) * config["block_k"]
@@ -130,25 +154,26 @@ class Model(torch.nn.Module):
             block_m * block_n * k_tile,
             tiles * sample.split * block_m * block_n * k_tile,
             tiles * (block_m + block_n / cluster) * line,
-            ELEMENT * (m * k + n * k + m * n) / self.card.bytes_per_us,
+            ELEMENT * batch * (m * k + n * k + m * n) / self.card.bytes_per_us,
             block_m * block_n,
+            m / (ceil_div(m, block_m) * block_m),
         ]
 
     def forward(self, features: Tensor) -> Tensor:
         """Microseconds."""
         index = features[:, 0].long()
-        splits, rounds, macs, all_macs, l2_bytes, memory, outputs = features[:, 1:].unbind(1)
+        splits, rounds, macs, all_macs, l2_bytes, memory, outputs, used = features[:, 1:].unbind(1)
         start, tile, rate, power = (
             parameter.exp()[index] for parameter in (self.start, self.tile, self.rate, self.power)
         )
         all_cycles = self.card.sms * self.card.cycles_per_us
-        compute = rounds * (macs / (rate * self.card.cycles_per_us) + tile)
+        compute = rounds * (macs / (rate * self.card.cycles_per_us) + tile * used)
         limits = torch.stack(
             (
                 compute,
                 all_macs / (power * PEAK_MAC_PER_CYCLE * all_cycles),
                 l2_bytes / (self.l2.exp() * all_cycles),
-                memory,
+                self.memory.exp() * memory,
             )
         )
         split = self.split.exp() + self.split_step.exp() * (splits - 1) * outputs / (128 * 128)
@@ -161,17 +186,22 @@ def fit(samples: Sequence[Sample], configs: dict[str, dict[str, Any]], card: Car
     features = torch.tensor([model.features(sample) for sample in samples], dtype=torch.float64)
     model.double()
     times = torch.tensor([sample.us for sample in samples], dtype=torch.float64)
-    best = fastest(samples)
-    weights = torch.tensor(
-        [math.exp(-(s.us / best[s.shape].us - 1) / WEIGHT_SCALE) + 0.02 for s in samples],
-        dtype=torch.float64,
-    )
+    shape_of, best = shapes_of(samples)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for _ in range(STEPS):
+    for step in range(STEPS):
+        if step % REWEIGHED == 0:
+            with torch.no_grad():
+                predicted = model(features)
+                chosen = predicted / least(predicted, shape_of)[shape_of] if step else math.inf
+            nearest = torch.minimum(times / best, torch.as_tensor(chosen))
+            weights = (-(nearest - 1) / WEIGHT_SCALE).exp() + 0.02
         optimizer.zero_grad()
         errors = (model(features) / times).log()
         # Where nothing decides a constant, it is pulled to what the other configurations have.
-        pull = 0.02 * model.power.var(unbiased=False) + 0.001 * model.start.var(unbiased=False)
+        pull = sum(
+            pull * parameter.var(unbiased=False)
+            for pull, parameter in ((0.02, model.power), (0.001, model.start), (0.002, model.tile))
+        )
         ((weights * errors**2).sum() / weights.sum() + pull).backward()
         optimizer.step()
     refine(model, samples, features, times, weights)
@@ -183,16 +213,12 @@ def refine(
     model: Model, samples: Sequence[Sample], features: Tensor, times: Tensor, weights: Tensor
 ) -> None:
     """Moves constants, one or a few at a time, wherever that makes the choices better."""
-    best = fastest(samples)
-    shapes = {shape: index for index, shape in enumerate(best)}
-    shape_of = torch.tensor([shapes[sample.shape] for sample in samples])
-    losses = times / torch.tensor([best[s.shape].us for s in samples], dtype=torch.float64) - 1
+    shape_of, best = shapes_of(samples)
+    losses = times / best - 1
 
     def cost() -> float:
         predicted = model(features)
-        least = torch.full((len(shapes),), math.inf, dtype=torch.float64)
-        least.scatter_reduce_(0, shape_of, predicted, "amin")
-        lost = losses[predicted == least[shape_of]]
+        lost = losses[predicted == least(predicted, shape_of)[shape_of]]
         error = (weights * (predicted / times).log() ** 2).sum() / weights.sum()
         return float(lost.mean() + (lost - 0.03).relu().mean() + ERROR_COUNTS * error.sqrt())
 
@@ -211,9 +237,25 @@ def refine(
                 parameter.copy_(value)
 
 
-def fastest(samples: Sequence[Sample]) -> dict[tuple[int, int, int], Sample]:
+def least(times: Tensor, shape_of: Tensor) -> Tensor:
+    """The smallest time of each shape."""
+    smallest = torch.full((int(shape_of.max()) + 1,), math.inf, dtype=torch.float64)
+    return smallest.scatter_reduce_(0, shape_of, times, "amin")
+
+
+def shapes_of(samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
+    """Of each sample, the number of its shape and the best time that was measured for that."""
+    best = fastest(samples)
+    numbers = {shape: number for number, shape in enumerate(best)}
+    return (
+        torch.tensor([numbers[sample.shape] for sample in samples]),
+        torch.tensor([best[sample.shape].us for sample in samples], dtype=torch.float64),
+    )
+
+
+def fastest(samples: Sequence[Sample]) -> dict[Shape, Sample]:
     """The best measurement of each shape."""
-    best: dict[tuple[int, int, int], Sample] = {}
+    best: dict[Shape, Sample] = {}
     for sample in samples:
         if sample.shape not in best or sample.us < best[sample.shape].us:
             best[sample.shape] = sample
@@ -221,9 +263,7 @@ def fastest(samples: Sequence[Sample]) -> dict[tuple[int, int, int], Sample]:
 
 
 @torch.no_grad()
-def losses(
-    model: Model, samples: Sequence[Sample]
-) -> dict[tuple[int, int, int], tuple[float, str]]:
+def losses(model: Model, samples: Sequence[Sample]) -> dict[Shape, tuple[float, str]]:
     """Of each shape: time of the configuration that the model chooses over the best one's, and both names."""
     features = torch.tensor([model.features(sample) for sample in samples], dtype=torch.float64)
     predicted = dict(zip(samples, model(features).tolist(), strict=True))
@@ -236,7 +276,7 @@ def losses(
     return found
 
 
-def within(found: dict[tuple[int, int, int], tuple[float, str]], share: float) -> float:
+def within(found: dict[Shape, tuple[float, str]], share: float) -> float:
     """The share of shapes on which no more than `share` is lost."""
     return sum(ratio <= 1 + share for ratio, _ in found.values()) / len(found)
 
@@ -258,10 +298,13 @@ def report(model: Model, samples: Sequence[Sample]) -> str:
             f"{name:<26} {start:8.2f} {tile:8.2f} {rate:10.0f} {power:8.3f} "
             f"{own.square().mean().sqrt().item():10.1%} {own.abs().max().item():6.1%}"
         )
-    l2, split, step = (p.exp().item() for p in (model.l2, model.split, model.split_step))
+    l2, split, step, memory = (
+        p.exp().item() for p in (model.l2, model.split, model.split_step, model.memory)
+    )
     lines += [
         f"L2: {l2:.1f} bytes per SM and cycle. Split within a cluster: {split:.2f} us, "
         f"{step:.2f} us for each CTA beyond the first and 128x128 outputs.",
+        f"Memory takes {memory:.3f} times as long as its rate says.",
         f"All: RMS error {errors.square().mean().sqrt().item():.1%}.",
     ]
     return "\n".join(lines)
@@ -300,7 +343,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{within(unseen, 0.03):.0%} when the fit has not seen them."
     )
     for shape, (ratio, names) in sorted(chosen.items(), key=lambda item: -item[1][0])[:5]:
-        print(f"  {'x'.join(map(str, shape))}: {ratio - 1:.1%} lost ({names})")
+        sizes = "x".join(map(str, shape)).removeprefix("1x")
+        print(f"  {sizes}: {ratio - 1:.1%} lost ({names})")
     return 0
 
 

@@ -51,7 +51,7 @@ def forced_configurations(
             return True
         if most > 1 and split > config["max_cluster_split"]:
             return False
-        tiles = -(-shape.m // config["block_m"]) * -(-shape.n // config["block_n"])
+        tiles = -(-shape.m // config["block_m"]) * -(-shape.n // config["block_n"]) * shape.batch
         return tiles * split <= sms
 
     return [

@@ -45,7 +45,7 @@ def sweep():
     for m, n, k in itertools.product((128, 1000, 4096), (768, 4096), (768, 3072, 8192)):
         contenders = {"torch": {"us": 1.0}}
         for config, split in itertools.product(CONFIGS, (1, 2)):
-            sample = calibrate.Sample((m, n, k), config["name"], split, 0.0)
+            sample = calibrate.Sample((1, m, n, k), config["name"], split, 0.0)
             us = model(torch.tensor([model.features(sample)])).item()
             contenders[f"tgemm sm90:{config['name']},split_k={split}"] = {"us": us}
         # Through the workspace and a second kernel, of which the model knows nothing.

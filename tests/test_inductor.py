@@ -410,7 +410,7 @@ def test_plain_products_can_be_left_to_inductor():
     assert report.missed == [Missed("mm_1", "nothing to fuse, and plain=False")]
 
 
-SHORT = "short and with little to fuse, which torch's own kernels do as fast"
+SHORT = "short, which torch's own kernels do as fast"
 
 
 def left_on_cuda(function, *shapes, dtype=torch.bfloat16):
@@ -426,24 +426,27 @@ def left_on_cuda(function, *shapes, dtype=torch.bfloat16):
     ("function", "shapes", "dtype"),
     [
         (lambda x, w: x @ w.t(), [(2048, 384), (1536, 384)], torch.bfloat16),
-        (lambda x, w: x @ w, [(65, 4096), (4096, 4096)], torch.float16),
+        (lambda x, w: x @ w, [(64, 4096), (4096, 4096)], torch.float16),
         (functional.linear, [(16, 128, 384), (384, 384), (384,)], torch.bfloat16),
         (lambda x, w, r: (x @ w + r).sin(), [(256, 512), (512, 64), (256, 64)], torch.bfloat16),
+        # Very short ones, whatever there is to fuse.
+        (lambda x, w: functional.gelu(x @ w), [(2048, 384), (384, 1536)], torch.bfloat16),
+        (lambda x, w, r: x @ w + r, [(512, 96), (96, 512), (512, 512)], torch.bfloat16),
     ],
 )
-def test_short_products_with_little_to_fuse_are_left_to_torch(function, shapes, dtype):
+def test_short_products_are_left_to_torch(function, shapes, dtype):
     assert left_on_cuda(function, *shapes, dtype=dtype) == [SHORT]
 
 
 @pytest.mark.parametrize(
     ("function", "shapes"),
     [
-        (lambda x, w: x @ w, [(64, 4096), (4096, 4096)]),  # few rows
+        (lambda x, w: x @ w, [(63, 4096), (4096, 4096)]),  # few rows
         (lambda x, w: x @ w, [(8192, 2048), (2048, 8192)]),  # long
         (lambda x, w: x @ w, [(512, 100), (100, 512)]),  # rows of 200 bytes
         (lambda x, w: x @ w, [(512, 96), (96, 514)]),
-        (lambda x, w: (x @ w).relu(), [(512, 96), (96, 512)]),
-        (lambda x, w, r: x @ w + r, [(512, 96), (96, 512), (512, 512)]),  # a result
+        (lambda x, w: (x @ w).relu(), [(4096, 768), (768, 3072)]),
+        (lambda x, w, r: x @ w + r, [(4096, 768), (768, 3072), (4096, 3072)]),  # a result
         (lambda x, w: x @ w, [(8, 512, 96), (8, 96, 512)]),
     ],
 )

@@ -36,9 +36,9 @@ _DEVICES = ("cpu", "cuda")
 _RESHAPES = (_aten.reshape.default, _aten.view.default, _aten._unsafe_view.default)
 _CAST = torch.ops.prims.convert_element_type.default
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default)
-# Multiply-adds below which a product with nothing to fuse is short (30 us on an H200), and rows from which on
-# torch's kernels are as good at it.
-_SHORT, _MANY_ROWS = 10**10, 65
+# Multiply-adds below which a product is short if there is little to fuse (30 us on an H200), and if there is more
+# (6 us); and rows from which on torch's kernels are as good at it.
+_SHORT, _VERY_SHORT, _MANY_ROWS = 10**10, 2 * 10**9, 64
 _HOOK = "post_grad_custom_pre_pass"
 _CANDIDATES = "external_matmul"
 
@@ -505,7 +505,7 @@ def _rewrite(graph: fx.Graph, plain: bool, contest: bool, report: Report) -> Non
         elif contest and not chain.fused and chain.node.target is _aten.mm.default:
             report.contested.append(chain.node.name)
         elif _is_short(chain):
-            reason = "short and with little to fuse, which torch's own kernels do as fast"
+            reason = "short, which torch's own kernels do as fast"
             report.missed.append(Missed(chain.node.name, reason))
         else:
             emitter.emit(chain)
@@ -614,24 +614,27 @@ def _is_true_fp32(operand: fx.Node) -> bool:
 
 
 def _is_short(chain: _Chain) -> bool:
-    """Whether torch's own kernel does a product as fast, between others that are not tgemm's.
+    """Whether torch's own kernels do a product as fast, between others that are not tgemm's.
 
     Such neighbours do not let the next kernel start early, and then cuBLAS's are about a microsecond ahead
-    (benchmarks/NOTES.md). A bias they add too, and a residual the kernel that reads the sum.
+    (benchmarks/NOTES.md). A bias they add too, and a residual the kernel that reads the sum; whatever else
+    there is to fuse saves a kernel, which of a very short product costs no more than that.
     """
     a, b = (operand.meta["val"] for operand in (chain.a, chain.b))
     if not a.is_cuda or a.dtype not in (torch.float16, torch.bfloat16) or a.dim() != 2:
-        return False
-    if chain.activation is not None or chain.addmm_options is not None:
-        return False
-    if chain.out_dtype is not None or (chain.residual is not None and not _has_readers(chain.last)):
         return False
     sizes = (*a.shape, b.shape[1], *a.stride(), *b.stride())
     if not all(isinstance(size, int) for size in sizes):
         return False
     m, k, n, *strides = sizes
     aligned = not any(size % 8 for size in (k, n, *strides) if size != 1)
-    return m >= _MANY_ROWS and m * n * k < _SHORT and aligned
+    little = (
+        chain.activation is None
+        and chain.addmm_options is None
+        and chain.out_dtype is None
+        and (chain.residual is None or _has_readers(chain.last))
+    )
+    return m >= _MANY_ROWS and m * n * k < (_SHORT if little else _VERY_SHORT) and aligned
 
 
 def _has_readers(node: fx.Node) -> bool:

@@ -74,15 +74,6 @@ Lines lines_of(const Problem& problem, bool is_a) {
           .pitch = pitch};
 }
 
-// Batch entries of an operand, each counted once.
-int64_t distinct_batches(const Problem& problem, const Matrix& matrix) {
-  int64_t count = 1;
-  for (int i = 0; i < problem.batch_dims; ++i) {
-    if (matrix.batch_stride[i] != 0) count = saturated_product(count, problem.batch_size[i]);
-  }
-  return count;
-}
-
 Matrix packed_matrix(const Problem& problem, bool is_a) {
   const Matrix& source = is_a ? problem.a : problem.b;
   const Lines lines = lines_of(problem, is_a);
@@ -104,7 +95,7 @@ int64_t packed_bytes(const Problem& problem, bool is_a) {
   const Lines lines = lines_of(problem, is_a);
   const int64_t elements =
       saturated_product(saturated_product(lines.pitch, lines.count),
-                        distinct_batches(problem, is_a ? problem.a : problem.b));
+                        problem.distinct_batches(is_a ? problem.a : problem.b));
   return round_up(saturated_product(elements, bytes_per_element(multiplied_dtype(problem))),
                   kOffsetBytes);
 }
@@ -185,7 +176,7 @@ std::vector<PackedCopy> packed_copies(const Problem& problem, Packing packing,
     copy.target_dtype = multiplied_dtype(problem);
     copy.width = lines.width;
     copy.lines = lines.count;
-    copy.batch_count = distinct_batches(problem, matrix);
+    copy.batch_count = problem.distinct_batches(matrix);
     copy.unit_stride = lines.unit_stride;
     copy.line_stride = lines.line_stride;
     copy.pitch = lines.pitch;

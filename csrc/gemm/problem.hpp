@@ -88,9 +88,18 @@ struct Problem {
   // has ended may read them at once.
   bool static_weight = false;
 
+  // Entries of the batch.
   int64_t batch_count() const {
     int64_t count = 1;
     for (int i = 0; i < batch_dims; ++i) count *= batch_size[i];
+    return count;
+  }
+  // Those of a matrix, each counted once.
+  int64_t distinct_batches(const Matrix& matrix) const {
+    int64_t count = 1;
+    for (int i = 0; i < batch_dims; ++i) {
+      if (matrix.batch_stride[i] != 0) count *= batch_size[i];
+    }
     return count;
   }
   // Where the last element of a matrix ends, in elements from its first on; none of its sizes is 0.

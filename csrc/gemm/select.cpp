@@ -12,7 +12,7 @@ namespace {
 
 // With less K per split (elements) there is next to no mainloop left.
 constexpr int64_t kMinKPerSplit = 128;
-constexpr int64_t kClusterWaves = 3;
+constexpr int64_t kClusterWaves = 24;
 constexpr int kSplitCandidates[] = {2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128};
 // Partial sums beyond this no longer stay in L2 and cost more than they save (bytes).
 constexpr double kMaxAutomaticWorkspace = 64e6;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 #include "gemm/plan.hpp"
 
@@ -23,6 +24,8 @@ constexpr double kEpilogueUs = 4.0;
 constexpr double kReduceUs = 2.5;
 // Partial sums stay in L2 mostly, which is this much faster than memory.
 constexpr double kL2Speedup = 1.5;
+// What reading and writing take of the time that memory's rate promises, where tiles are read.
+constexpr double kMemoryFactor = 1.357;
 // From a request to its data, of which a pipeline has one per free stage under way (microseconds).
 constexpr double kLoadLatencyUs = 1.2;
 // Warps that it takes to keep an SM's multipliers busy, unless a kernel knows better.
@@ -47,12 +50,16 @@ inline double memory_us(const Problem& problem, const Device& device) {
       bytes_per_element(problem.out.dtype) +
       (epilogue.has_residual ? bytes_per_element(epilogue.residual.dtype) : 0) +
       (epilogue.has_preact ? bytes_per_element(epilogue.preact.dtype) : 0);
-  const double m = static_cast<double>(problem.m);
-  const double n = static_cast<double>(problem.n);
-  const double k = static_cast<double>(problem.k);
+  const auto m = static_cast<double>(problem.m);
+  const auto n = static_cast<double>(problem.n);
+  const auto k = static_cast<double>(problem.k);
+  const auto batches = [&](const Matrix& matrix) {
+    return static_cast<double>(problem.distinct_batches(matrix));
+  };
   const double weights = problem.gated ? 2.0 : 1.0;
-  return static_cast<double>(problem.batch_count()) *
-         ((m * k + weights * k * n) * element + m * n * out_bytes) / device.memory_bytes_per_us;
+  const double operand_bytes =
+      (batches(problem.a) * m * k + weights * batches(problem.b) * k * n) * element;
+  return (operand_bytes + batches(problem.out) * m * n * out_bytes) / device.memory_bytes_per_us;
 }
 
 // Writing and reading split-K's partial sums, microseconds.
@@ -60,6 +67,14 @@ inline double partial_sums_us(const Problem& problem, const Device& device, int 
   const double bytes = static_cast<double>(problem.batch_count()) * static_cast<double>(problem.m) *
                        static_cast<double>(problem.n) * split_k * sizeof(float);
   return 2.0 * bytes / (kL2Speedup * device.memory_bytes_per_us);
+}
+
+// The time that limits allow which each alone would take these: close together, they slow one
+// another, so that it is a norm of them, not the largest.
+inline double limit_us(std::initializer_list<double> limits) {
+  double sum = 0.0;
+  for (const double us : limits) sum += us * us * us * us;
+  return std::sqrt(std::sqrt(sum));
 }
 
 // Kernel time of a GEMM in CTA tiles of `config`, microseconds. `slowdown` scales the mainloop's
@@ -89,7 +104,8 @@ inline double tile_cost_us(const Problem& problem, const Device& device, const T
 
   const double reduce_us =
       split_k > 1 ? kReduceUs + partial_sums_us(problem, device, split_k) : 0.0;
-  return kStartUs + std::max(mainloop_us + edges_us, memory_us(problem, device)) + reduce_us;
+  return kStartUs + limit_us({mainloop_us + edges_us, kMemoryFactor * memory_us(problem, device)}) +
+         reduce_us;
 }
 
 }  // namespace tgemm

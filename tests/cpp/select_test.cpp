@@ -177,13 +177,25 @@ TEST(Select, FewRowsRunOnSkinnyAndMoreNever) {
   EXPECT_NE(chosen(f16(1, 4096, 4096), a100()), "skinny");
 }
 
-TEST(Select, SkinnySplitsKUntilTheCardIsFullOrItsWavesAreEven) {
-  const auto plan = [](int64_t n, int64_t k) { return *select(f16(1, n, k), h200()).plan; };
-  EXPECT_GT(plan(4096, 4096).split_k, 1);
-  EXPECT_GT(plan(4096, 14336).split_k, 1);
-  EXPECT_LE(plan(28672, 4096).split_k, 3);
-  EXPECT_EQ(plan(28672, 4096).workspace_bytes, 0u);
-  EXPECT_EQ(plan(128256, 4096).split_k, 1);
+// However many the columns, memory is faster where several CTAs read the same rows of the weight.
+TEST(Select, SkinnySplitsKWithinClusters) {
+  for (int64_t n : {4096, 28672, 128256}) {
+    const Plan plan = *select(f16(1, n, 4096), h200()).plan;
+    EXPECT_GT(plan.split_k, 1) << n;
+    EXPECT_EQ(plan.workspace_bytes, 0u) << n;
+  }
+}
+
+TEST(Select, SharedBatchEntriesAreReadOnce) {
+  Problem problem = f16(1, 2048, 128);
+  problem.batch_dims = 1;
+  problem.batch_size[0] = 256;
+  problem.a.batch_stride[0] = 128;
+  problem.out.batch_stride[0] = 2048;
+  problem.b.batch_stride[0] = 2048 * 128;
+  const double apart = select(problem, h200()).plan->predicted_us;
+  problem.b.batch_stride[0] = 0;
+  EXPECT_LT(select(problem, h200()).plan->predicted_us, apart);
 }
 
 TEST(Select, SkinnyReadsXAlongKAlone) {

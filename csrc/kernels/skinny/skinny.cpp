@@ -76,27 +76,30 @@ constexpr int64_t kAutomaticRows = 32;
 // while the kernel before ends, the memory would otherwise idle.
 constexpr int64_t kPrefetchPercent = 5;
 
-// Fitted to decoding shapes on an H200 (benchmarks/NOTES.md); microseconds. The fit has a start of
-// 2.45, but sm90's model, made for more rows, promises too much for few by as much as this is less:
-// what counts is which is chosen.
-constexpr double kStartUs = 1.0;
-// Of the start, what is hidden where CTAs come in waves, in the limit of many.
-constexpr double kHiddenStartUs = 0.85;
+// Fitted to decoding shapes on an H200 (benchmarks/NOTES.md); microseconds.
+constexpr double kStartUs = 2.90;
 // From a request to its data, of which a CTA has one per stage under way.
-constexpr double kStageLatencyUs = 2.3;
+constexpr double kStageLatencyUs = 1.59;
 // What a CTA takes besides, where its place was another's before.
-constexpr double kWaveUs = 6.05;
+constexpr double kWaveUs = 1.53;
 // How much longer reading the weight takes for each CTA that the fullest SM has more than the
 // average, of which it can have twice as many at most.
-constexpr double kImbalance = 0.013;
+constexpr double kImbalance = 0.169;
+// What it takes of the time that memory's rate promises, where 1 to 6 CTAs of a cluster divide the
+// K of 64 columns, or of 128: memory is the faster, the more of a line of the weight is asked for
+// at once, and the fewer lines.
+constexpr double kReadFactor[2][skinny::kMaxClusterSplit] = {
+    {0.901, 0.893, 0.873, 0.906, 0.843, 0.833},
+    {0.930, 0.959, 0.892, 0.916, 0.876, 0.874},
+};
 // Adding up within a cluster, and of that, for each CTA beyond the first, per 64x128 outputs of a
 // tile.
-constexpr double kClusterSplitUs = 0.2;
-constexpr double kClusterSplitStepUs = 0.743;
+constexpr double kClusterSplitUs = 0.03;
+constexpr double kClusterSplitStepUs = 0.81;
 constexpr double kSplitUs = 4.5;           // the second kernel of split-K, without its traffic
-constexpr double kL2BytesPerCycle = 64.4;  // per SM
+constexpr double kL2BytesPerCycle = 31.6;  // per SM
 // Limits that lie close together slow one another: a norm of them, not the largest.
-constexpr double kNorm = 7.47;
+constexpr double kNorm = 3.14;
 
 const Traits& traits(const TileConfig& config) {
   return kTraits[static_cast<size_t>(&config - kConfigs.data())];
@@ -139,8 +142,9 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const auto waves = static_cast<double>(ceil_div(ceil_div(ctas, size), at_once));
   // CTAs of the fullest SM over the average.
   const double fullest = static_cast<double>(ceil_div(ctas, sms) * sms) / static_cast<double>(ctas);
-  const double read_us =
-      memory_us(problem, device) * (1.0 + kImbalance * (std::min(fullest, 2.0) - 1.0));
+  const double read_us = memory_us(problem, device) *
+                         kReadFactor[config.block_n / 128][problem.b_k_major() ? size - 1 : 0] *
+                         (1.0 + kImbalance * (std::min(fullest, 2.0) - 1.0));
   const auto k_tiles = static_cast<double>(ceil_div(ceil_div(problem.k, split_k), config.block_k));
   const double latency_us =
       waves * k_tiles * kStageLatencyUs / config.stages + (waves - 1.0) * kWaveUs;
@@ -152,8 +156,7 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   for (const double us : {read_us, latency_us, l2_us}) {
     limits += std::pow(us, kNorm);
   }
-  const double hidden_us = kHiddenStartUs * (1.0 - 1.0 / waves);
-  double total_us = kStartUs - hidden_us + std::pow(limits, 1.0 / kNorm);
+  double total_us = kStartUs + std::pow(limits, 1.0 / kNorm);
   if (!in_cluster) {
     total_us += kSplitUs + partial_sums_us(problem, device, split_k);
   } else if (split_k > 1) {

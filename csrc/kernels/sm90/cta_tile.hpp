@@ -64,7 +64,9 @@ struct CtaTile {
 
   // setmaxnreg: what the first warpgroup gives up, the consumers get.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kProducerRegisters = 56;
+  // The largest sums leave the others too few to copy outputs quickly.
+  static constexpr bool kShortOfRegisters = kSums * kConsumers > (kParts ? 64 : 256);
+  static constexpr int kProducerRegisters = kShortOfRegisters ? 56 : 64;
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * kThreads - kProducerRegisters * 128) / (128 * kConsumers) / 8 * 8;
   static_assert((kParts ? 3 * kSums + 32 : kSums + 40) <= kConsumerRegisters);

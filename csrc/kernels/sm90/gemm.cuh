@@ -247,10 +247,10 @@ __device__ inline void bring_bias(const Arguments& arguments, const Tile& tile, 
   }
 }
 
-// Copies a box from where it belongs in a matrix, or, kOut, to there. By a warp, for matrices that
-// TMA refuses: `Unit` is what may be accessed at once, pitch and columns count them.
-template <class Unit, bool kOut>
-__device__ inline void copy_box(unsigned char* box, Unit* matrix, int64_t pitch, int rows,
+// Copies a box from where it belongs in a matrix. By a warp, for matrices that TMA refuses: `Unit`
+// is what may be accessed at once, pitch and columns count them.
+template <class Unit>
+__device__ inline void read_box(unsigned char* box, const Unit* matrix, int64_t pitch, int rows,
                                 int columns) {
   constexpr int kUnit = sizeof(Unit), kRowsAtOnce = 4;
 #pragma unroll 1
@@ -258,43 +258,106 @@ __device__ inline void copy_box(unsigned char* box, Unit* matrix, int64_t pitch,
        column += 32) {
     const int chunk = column * kUnit / 16;
     unsigned char* const in_box = box + column * kUnit % 16;
-    Unit* at = matrix + column;
+    const Unit* at = matrix + column;
 #pragma unroll 1
     for (int row = 0; row < rows; row += kRowsAtOnce, at += kRowsAtOnce * pitch) {
       Unit value[kRowsAtOnce];
-      const auto staged = [&](int i) {
-        return reinterpret_cast<Unit*>(in_box + (row + i) * 128 + (chunk ^ (row + i) % 8) * 16);
-      };
 #pragma unroll
       for (int i = 0; i < kRowsAtOnce; ++i) {
-        if (row + i < rows) value[i] = kOut ? *staged(i) : at[i * pitch];
+        if (row + i < rows) value[i] = at[i * pitch];
       }
 #pragma unroll
       for (int i = 0; i < kRowsAtOnce; ++i) {
-        if (row + i < rows) (kOut ? at[i * pitch] : *staged(i)) = value[i];
+        if (row + i >= rows) break;
+        *reinterpret_cast<Unit*>(in_box + (row + i) * 128 + (chunk ^ (row + i) % 8) * 16) =
+            value[i];
       }
     }
   }
 }
 
-// The same with the widest units that are always aligned. `offset`: of the batch entry, in
-// elements.
-template <bool kOut>
-__device__ inline void copy_box(unsigned char* box, const Arguments& arguments,
-                                const MatrixParams& matrix, int64_t offset, int m, int n) {
-  const GemmParams& params = arguments.gemm;
-  const int rows = min(64, static_cast<int>(params.m) - m);
-  const int columns = static_cast<int>(params.n) - n;
-  const int64_t first = offset + m * matrix.row_stride + n;
+// Brings a box of the residual, which TMA refuses, in the widest units that are always aligned.
+// `first`: of its elements in memory.
+__device__ inline void read_residual(unsigned char* box, const Arguments& arguments, int64_t first,
+                                     int m, int n) {
+  const MatrixParams& matrix = arguments.gemm.residual;
+  const int rows = min(64, static_cast<int>(arguments.gemm.m) - m);
+  const int columns = static_cast<int>(arguments.gemm.n) - n;
   if (matrix.dtype == DType::kFloat32) {
-    copy_box<uint32_t, kOut>(box, static_cast<uint32_t*>(matrix.pointer) + first, matrix.row_stride,
-                             rows, columns);
-  } else if (arguments.copies_pairs) {
-    copy_box<uint32_t, kOut>(box, static_cast<uint32_t*>(matrix.pointer) + first / 2,
-                             matrix.row_stride / 2, rows, columns / 2);
+    read_box(box, static_cast<const uint32_t*>(matrix.pointer) + first, matrix.row_stride, rows,
+             columns);
+  } else if (arguments.reads_pairs) {
+    read_box(box, static_cast<const uint32_t*>(matrix.pointer) + first / 2, matrix.row_stride / 2,
+             rows, columns / 2);
   } else {
-    copy_box<uint16_t, kOut>(box, static_cast<uint16_t*>(matrix.pointer) + first, matrix.row_stride,
-                             rows, columns);
+    read_box(box, static_cast<const uint16_t*>(matrix.pointer) + first, matrix.row_stride, rows,
+             columns);
+  }
+}
+
+// Copies a box of outputs to where TMA refuses to, because rows may begin at any element. By a
+// warp, for which few instructions count: eight threads to a row write 16 aligned bytes each, which
+// lie across two chunks of the box, and two bytes of what is left at the row's ends.
+template <class Cta>
+__device__ inline void write_outputs(const unsigned char* box, const GemmParams& params,
+                                     int64_t first, int m, int n) {
+  const int element = params.out.dtype == DType::kFloat32 ? 4 : 2;  // bytes
+  const int64_t pitch = params.out.row_stride * element;
+  unsigned char* const matrix = static_cast<unsigned char*>(params.out.pointer) + first * element;
+  const int rows = min(64, static_cast<int>(params.m) - m);
+  const int bytes = (static_cast<int>(params.n) - n) * element;
+  const auto offset = [](int row, int byte) {
+    return row * 128 + (byte / 16 % 8 ^ row % 8) * 16 + byte % 16;
+  };
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto by_elements = [&]<class Element>(Element) {
+    constexpr int kBytes = sizeof(Element);
+#pragma unroll 1
+    for (int at = lane * kBytes; at < min(bytes, 128); at += 32 * kBytes) {
+#pragma unroll 2
+      for (int row = 0; row < rows; ++row) {
+        *reinterpret_cast<Element*>(matrix + row * pitch + at) =
+            *reinterpret_cast<const Element*>(box + offset(row, at));
+      }
+    }
+  };
+  if (Cta::kShortOfRegisters || bytes < 128) {  // the matrix' last columns
+    return element == 4 ? by_elements(uint32_t{}) : by_elements(uint16_t{});
+  }
+  if constexpr (!Cta::kShortOfRegisters) {
+#pragma unroll 1
+    for (int row = lane / 8; row < 8; row += 4) {
+      // Rows that are eight apart are aligned alike, and swizzled alike.
+      unsigned char* whole = matrix + row * pitch;
+      const int head = static_cast<int>(-reinterpret_cast<uintptr_t>(whole) % 16);
+      const int part = lane % 8, begin = head + part * 16;
+      const int edge = part * 2 < head ? part * 2 : part * 2 + 112;
+      const int shift = head % 4;  // the words of the box begin this many bytes earlier
+      const unsigned char* word[5];
+#pragma unroll
+      for (int i = 0; i < 5; ++i) word[i] = box + offset(row, begin - shift + 4 * i);
+      const unsigned char* const from_edge = box + offset(row, edge);
+      unsigned char* to_edge = whole + edge;
+      whole += begin;
+#pragma unroll
+      for (int i = 0; i < 64; i += 8, whole += 8 * pitch, to_edge += 8 * pitch) {
+        if (row + i >= rows) break;
+        if (begin + 16 <= 128) {
+          uint32_t value[5];
+#pragma unroll
+          for (int j = 0; j < 5; ++j) {
+            value[j] = *reinterpret_cast<const uint32_t*>(word[j] + i * 128);
+          }
+#pragma unroll
+          for (int j = 0; j < 4; ++j) value[j] = __funnelshift_r(value[j], value[j + 1], shift * 8);
+          *reinterpret_cast<uint4*>(whole) = make_uint4(value[0], value[1], value[2], value[3]);
+        }
+        if (head != 0) {
+          *reinterpret_cast<uint16_t*>(to_edge) =
+              *reinterpret_cast<const uint16_t*>(from_edge + i * 128);
+        }
+      }
+    }
   }
 }
 
@@ -324,6 +387,7 @@ __device__ inline void serve_by_copying(const Arguments& arguments, int consumer
   BatchOffsets& offset = shared.offset[consumer];
   uint32_t parity = 0;
   ptx::griddepcontrol_wait();
+  // Registers are short: the step is read again for each tile.
   for (int i = first_tile() + (Cta::kPingPong ? consumer * tile_step() : 0); i < arguments.tiles;
        i += Cta::kPingPong ? 2 * tile_step() : tile_step()) {
     const Tile tile = decode<Cta>(arguments, i);
@@ -338,8 +402,8 @@ __device__ inline void serve_by_copying(const Arguments& arguments, int consumer
       if (params.residual.pointer) {
         boxes.for_each(tile, round, [&](int slot, int m, int n, bool sent) {
           if (!sent) return;
-          copy_box<false>(staged + slot * Cta::kSlotBytes, arguments, params.residual,
-                          offset.residual, m, n);
+          read_residual(staged + slot * Cta::kSlotBytes, arguments,
+                        offset.residual + m * params.residual.row_stride + n, m, n);
         });
         __syncwarp();
         if (threadIdx.x % 32 == 0) arrive(shared.barriers.residual[consumer]);
@@ -348,7 +412,8 @@ __device__ inline void serve_by_copying(const Arguments& arguments, int consumer
       boxes.for_each(tile, round, [&](int slot, int m, int n, bool sent) {
         wait(shared.barriers.outputs[consumer][slot], parity);
         if (!sent) return;
-        copy_box<true>(staged + slot * Cta::kSlotBytes, arguments, params.out, offset.out, m, n);
+        write_outputs<Cta>(staged + slot * Cta::kSlotBytes, params,
+                           offset.out + m * params.out.row_stride + n, m, n);
       });
       __syncwarp();
     }
@@ -1007,7 +1072,11 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
 #if __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char dynamic[];
   auto& shared = reinterpret_cast<SharedMemory<Cta>&>(dynamic);
-  const bool splits = Cta::kSplits && arguments.cluster_split > 1;
+  const auto splits = [&] {
+    int parts = arguments.cluster_split;
+    asm volatile("" : "+r"(parts));  // asked anew each time: else the answer is kept, and spilled
+    return Cta::kSplits && parts > 1;
+  };
   const auto warp = static_cast<int>(ptx::uniform(threadIdx.x / 32));
   // While one warp makes the barriers, the others prepare the first requests.
   if (threadIdx.x == 32 * Cta::kProducers) init<Cta>(arguments, shared.barriers);
@@ -1050,7 +1119,7 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
       if (Cta::kPingPong && i >= tile_step()) consumer.take_turn();
       typename Consumer<Cta>::Sums sums;
       consumer.multiply(sums, k_tiles, cursor, i + tile_step() < arguments.tiles);
-      if (splits) {
+      if (splits()) {
         // Nobody multiplies from the stages any more. Nothing written before is read after: no
         // fence.
         cptx::barrier_cluster_arrive(cptx::sem_relaxed);
@@ -1064,27 +1133,28 @@ __global__ void __launch_bounds__(Cta::kThreads, 1)
   } else {
     ptx::setmaxnreg_dec<Cta::kProducerRegisters>();
     // Consumers wait here for one another before they exchange sums; all threads have to take part.
-    if (splits && warp >= Cta::kProducers) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
+    if (warp >= Cta::kProducers && splits()) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
     if (warp >= Cta::kProducers) {
       const int consumer = warp - Cta::kProducers;
       if (arguments.outputs == Outputs::kTma) serve_epilogue<Cta>(arguments, consumer, shared);
       if (arguments.outputs == Outputs::kCopied) {
         serve_by_copying<Cta>(arguments, consumer, shared);
       }
-    } else if (ptx::elect_sync()) {
-      if constexpr (Cta::kProducers == 1) {
-        produce<Cta, true, true>(arguments, shared, first);
-      } else if (warp == 0) {
-        produce<Cta, true, false>(arguments, shared, first);
-      } else {
-        produce<Cta, false, true>(arguments, shared, first);
+    } else {
+      if (ptx::elect_sync()) {
+        if constexpr (Cta::kProducers == 1) {
+          produce<Cta, true, true>(arguments, shared, first);
+        } else if (warp == 0) {
+          produce<Cta, true, false>(arguments, shared, first);
+        } else {
+          produce<Cta, false, true>(arguments, shared, first);
+        }
       }
-    }
-    if (splits) {
       __syncwarp();
-      if (warp < Cta::kProducers) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
-      cptx::barrier_cluster_wait();
+      if (splits()) cptx::barrier_cluster_arrive(cptx::sem_relaxed);
     }
+    __syncwarp();
+    if (splits()) cptx::barrier_cluster_wait();
   }
 #endif
 }

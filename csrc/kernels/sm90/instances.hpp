@@ -27,7 +27,7 @@ struct Arguments {
   int tiles;
   FastDivisor tiles_per_batch, batches, tiles_per_group, last_rows;
   Outputs outputs;
-  bool copies_pairs;  // of 16-bit outputs and residuals, which are aligned for that
+  bool reads_pairs;  // of a 16-bit residual that TMA refuses, which is aligned for that
   bool linear;  // outputs in boxes have 16 bits, and all that happens to them is alpha and bias
   bool simple;  // or, besides, relu and a residual
   int cluster_split;  // CTAs of a cluster that divide K of a tile among them

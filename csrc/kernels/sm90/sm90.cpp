@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -66,28 +65,28 @@ constexpr Traits traits_of(double start_us, double tile_us, double power_share) 
 // multiply-adds per SM and cycle of the boost clock.
 constexpr std::array kConfigs = {
     // These take B along K alone.
-    config_of<sm90::PingPong64x160Cluster>("64x160_pingpong_cluster", 1373.0),
+    config_of<sm90::PingPong64x160Cluster>("64x160_pingpong_cluster", 1232.0),
     config_of<sm90::PingPong64x96Cluster>("64x96_pingpong_cluster", 1122.0),
-    config_of<sm90::PingPong64x96>("64x96_pingpong", 1187.0),
-    config_of<sm90::Cooperative128x240>("128x240", 1550.0),
-    config_of<sm90::Cooperative128x224>("128x224", 1608.0),
-    config_of<sm90::Cooperative128x176>("128x176", 1679.0),
-    config_of<sm90::Cooperative128x160Cluster>("128x160_cluster", 1528.0),
-    config_of<sm90::Cooperative128x160>("128x160", 1625.0),
-    config_of<sm90::Cooperative128x144>("128x144", 1631.0),
+    config_of<sm90::PingPong64x96>("64x96_pingpong", 1235.0),
+    config_of<sm90::Cooperative128x240>("128x240", 1484.0),
+    config_of<sm90::Cooperative128x224>("128x224", 1551.0),
+    config_of<sm90::Cooperative128x176>("128x176", 1671.0),
+    config_of<sm90::Cooperative128x160Cluster>("128x160_cluster", 1539.0),
+    config_of<sm90::Cooperative128x160>("128x160", 1503.0),
+    config_of<sm90::Cooperative128x144>("128x144", 1623.0),
     config_of<sm90::Cooperative128x96>("128x96", 1539.0),
     // These take any operands.
-    config_of<sm90::PingPong128x128Cluster>("128x128_pingpong_cluster", 1554.0),
-    config_of<sm90::PingPong128x128>("128x128_pingpong", 1558.0),
-    config_of<sm90::PingPong64x128Cluster>("64x128_pingpong_cluster", 1300.0),
-    config_of<sm90::Cooperative192x192>("192x192", 1578.0),
-    config_of<sm90::Cooperative192x128>("192x128", 1583.0),
-    config_of<sm90::Cooperative128x256Cluster>("128x256_cluster", 1704.0),
-    config_of<sm90::Cooperative128x256>("128x256", 1637.0),
-    config_of<sm90::Cooperative128x192>("128x192", 1679.0),
-    config_of<sm90::Cooperative128x128>("128x128", 1739.0),
-    config_of<sm90::Cooperative128x64>("128x64", 1309.0),
-    config_of<sm90::Cooperative64x128>("64x128", 1280.0),
+    config_of<sm90::PingPong128x128Cluster>("128x128_pingpong_cluster", 1539.0),
+    config_of<sm90::PingPong128x128>("128x128_pingpong", 1626.0),
+    config_of<sm90::PingPong64x128Cluster>("64x128_pingpong_cluster", 1158.0),
+    config_of<sm90::Cooperative192x192>("192x192", 1520.0),
+    config_of<sm90::Cooperative192x128>("192x128", 1461.0),
+    config_of<sm90::Cooperative128x256Cluster>("128x256_cluster", 1405.0),
+    config_of<sm90::Cooperative128x256>("128x256", 1565.0),
+    config_of<sm90::Cooperative128x192>("128x192", 1591.0),
+    config_of<sm90::Cooperative128x128>("128x128", 1542.0),
+    config_of<sm90::Cooperative128x64>("128x64", 1376.0),
+    config_of<sm90::Cooperative64x128>("64x128", 1131.0),
     // Of sm90_3xtf32 alone; by hand, from the shapes in NOTES.md.
     config_of<sm90::Parts128x128>("128x128", 1800.0),
     config_of<sm90::Parts128x64>("128x64", 1200.0),
@@ -95,27 +94,27 @@ constexpr std::array kConfigs = {
 constexpr size_t kAlongKConfigs = 10;  // the first ones
 constexpr size_t kPartsConfigs = 2;    // the last ones
 constexpr std::array<Traits, kConfigs.size()> kTraits = {
-    traits_of<sm90::PingPong64x160Cluster>(2.84, 0.08, 0.797),
-    traits_of<sm90::PingPong64x96Cluster>(2.60, 0.13, 0.714),
-    traits_of<sm90::PingPong64x96>(2.34, 0.07, 0.602),
-    traits_of<sm90::Cooperative128x240>(2.20, 0.95, 0.804),
-    traits_of<sm90::Cooperative128x224>(2.83, 1.22, 0.754),
-    traits_of<sm90::Cooperative128x176>(1.75, 1.55, 0.811),
-    traits_of<sm90::Cooperative128x160Cluster>(1.41, 1.13, 0.821),
-    traits_of<sm90::Cooperative128x160>(1.37, 1.29, 0.774),
-    traits_of<sm90::Cooperative128x144>(1.46, 1.38, 0.802),
-    traits_of<sm90::Cooperative128x96>(1.70, 1.02, 0.795),
-    traits_of<sm90::PingPong128x128Cluster>(2.19, 0.31, 0.871),
-    traits_of<sm90::PingPong128x128>(2.53, 0.17, 0.858),
-    traits_of<sm90::PingPong64x128Cluster>(2.33, 0.65, 0.797),
-    traits_of<sm90::Cooperative192x192>(1.47, 2.21, 0.764),
-    traits_of<sm90::Cooperative192x128>(2.35, 1.02, 0.720),
-    traits_of<sm90::Cooperative128x256Cluster>(1.55, 2.59, 0.720),
-    traits_of<sm90::Cooperative128x256>(1.36, 2.76, 0.778),
-    traits_of<sm90::Cooperative128x192>(1.44, 2.45, 0.787),
-    traits_of<sm90::Cooperative128x128>(2.00, 1.58, 0.746),
-    traits_of<sm90::Cooperative128x64>(1.43, 1.26, 0.823),
-    traits_of<sm90::Cooperative64x128>(2.12, 0.58, 0.652),
+    traits_of<sm90::PingPong64x160Cluster>(2.42, 0.27, 1.395),
+    traits_of<sm90::PingPong64x96Cluster>(2.25, 0.29, 0.694),
+    traits_of<sm90::PingPong64x96>(2.08, 0.36, 0.672),
+    traits_of<sm90::Cooperative128x240>(2.14, 1.04, 0.940),
+    traits_of<sm90::Cooperative128x224>(2.30, 1.20, 0.863),
+    traits_of<sm90::Cooperative128x176>(2.35, 1.14, 0.811),
+    traits_of<sm90::Cooperative128x160Cluster>(2.16, 1.19, 0.833),
+    traits_of<sm90::Cooperative128x160>(2.18, 0.96, 0.999),
+    traits_of<sm90::Cooperative128x144>(2.14, 1.26, 0.903),
+    traits_of<sm90::Cooperative128x96>(2.31, 0.64, 0.835),
+    traits_of<sm90::PingPong128x128Cluster>(2.78, 0.52, 0.900),
+    traits_of<sm90::PingPong128x128>(2.42, 0.48, 0.847),
+    traits_of<sm90::PingPong64x128Cluster>(2.36, 0.35, 1.094),
+    traits_of<sm90::Cooperative192x192>(1.89, 1.21, 0.753),
+    traits_of<sm90::Cooperative192x128>(2.34, 0.77, 0.859),
+    traits_of<sm90::Cooperative128x256Cluster>(2.04, 1.40, 0.986),
+    traits_of<sm90::Cooperative128x256>(1.73, 1.94, 0.817),
+    traits_of<sm90::Cooperative128x192>(2.21, 1.39, 0.864),
+    traits_of<sm90::Cooperative128x128>(2.51, 1.03, 1.118),
+    traits_of<sm90::Cooperative128x64>(2.55, 0.22, 0.973),
+    traits_of<sm90::Cooperative64x128>(2.15, 0.46, 0.830),
     traits_of<sm90::Parts128x128>(1.55, 1.54, 0.95),
     traits_of<sm90::Parts128x64>(1.69, 0.92, 0.95),
 };
@@ -127,11 +126,11 @@ static_assert(std::ranges::none_of(std::span(kTraits).subspan(kAlongKConfigs),
 // out.
 constexpr int64_t kMinPartsK = 128;
 constexpr double kPeakMacPerCycle = 2048.0;  // per SM, 16-bit operands
-constexpr double kL2BytesPerCycle = 72.0;    // per SM
+constexpr double kL2BytesPerCycle = 61.4;    // per SM
 // Adding up within a cluster that divides K, and of that, for each CTA beyond the first, per
 // 128x128 outputs of a tile.
-constexpr double kClusterSplitUs = 1.38;
-constexpr double kClusterSplitStepUs = 0.86;
+constexpr double kClusterSplitUs = 0.53;
+constexpr double kClusterSplitStepUs = 0.84;
 constexpr double kSplitUs = 4.5;  // the second kernel of split-K, without its traffic
 // Per 128x128 outputs of a tile, by consumers per tile: little of it is hidden (NOTES.md). And what
 // an activation or a residual takes of the power for each output, as multiply-adds.
@@ -139,7 +138,7 @@ constexpr double kActivationUs[] = {1.9, 2.0, 1.7};
 constexpr double kResidualUs[] = {0.8, 0.75, 0.95};
 constexpr double kEpilogueMacs = 100.0;
 constexpr double kCommonEpilogueUs[] = {2.0, 3.0, 3.0};  // estimated
-constexpr double kCopiedUs[] = {3.5, 2.5, 2.5};          // estimated
+constexpr double kCopiedUs[] = {5.0, 2.5, 1.7};
 
 const Traits& traits(const TileConfig& config) {
   return kTraits[static_cast<size_t>(&config - kConfigs.data())];
@@ -261,7 +260,9 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   const double cycles_per_us = device.clock_ghz * 1e3;
   const double sm_cycles_per_us = device.sm_count * cycles_per_us;
 
-  double tile_us = trait.tile_us;
+  // An epilogue is the shorter, the fewer of a tile's rows exist.
+  const int64_t rows = ceil_div(problem.m, config.block_m) * config.block_m;
+  double tile_us = trait.tile_us * static_cast<double>(problem.m) / static_cast<double>(rows);
   const double area = static_cast<double>(config.block_m * columns) / (128.0 * 128.0);
   const double finished = area * trait.finished_columns / config.block_n;
   const int schedule = trait.consumers_per_tile - 1;
@@ -276,7 +277,9 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
   }
   const Outputs outputs = outputs_of(problem, config, split_k);
   if (outputs == Outputs::kCommon) tile_us += finished * kCommonEpilogueUs[schedule];
-  if (outputs == Outputs::kCopied) tile_us += finished * kCopiedUs[schedule];
+  // Copies run beside the next tile's multiplications, but after the last.
+  const double copied_us = outputs == Outputs::kCopied ? finished * kCopiedUs[schedule] : 0.0;
+  const double copies_us = rounds * copied_us / (schedule == 0 ? 2.0 : 1.0);
   const double mac_per_us = config.mac_per_cycle * cycles_per_us;
   const double compute_us = rounds * (macs / mac_per_us + tile_us);
   const double power_us = static_cast<double>(tiles) * split_k * power_macs /
@@ -287,12 +290,9 @@ double cost_us(const Problem& problem, const Device& device, const TileConfig& c
                        (config.block_m * l2_bytes(problem.a, line_a, problem.k) +
                         config.block_n * l2_bytes(problem.b, line_b, problem.k) / trait.cluster) /
                        (kL2BytesPerCycle * sm_cycles_per_us);
-  // Limits that lie close together slow one another: a norm of them, not the largest.
-  double limits = 0.0;
-  for (const double us : {compute_us, power_us, l2_us, memory_us(problem, device)}) {
-    limits += us * us * us * us;
-  }
-  double total_us = trait.start_us + std::sqrt(std::sqrt(limits));
+  double total_us = trait.start_us + copied_us +
+                    limit_us({compute_us, power_us, l2_us, copies_us,
+                              kMemoryFactor * memory_us(problem, device)});
   if (split_k > config.max_cluster_split) {
     total_us += kSplitUs + partial_sums_us(problem, device, split_k);
   } else if (split_k > 1) {
@@ -309,8 +309,8 @@ std::string launch_sm90(const Plan& plan, const Problem& problem, const Operands
   arguments.a_k_major = tf32 || problem.a_k_major();
   arguments.b_k_major = tf32 || traits(*plan.config).only_k_major_b || problem.b_k_major();
   arguments.outputs = outputs_of(problem, *plan.config, plan.split_k);
-  arguments.copies_pairs = problem.n % 2 == 0 && pairs(problem.out) &&
-                           !(problem.epilogue.has_residual && !pairs(problem.epilogue.residual));
+  arguments.reads_pairs =
+      problem.n % 2 == 0 && problem.epilogue.has_residual && pairs(problem.epilogue.residual);
   arguments.simple = problem.out.dtype != DType::kFloat32 && !problem.gated &&
                      problem.epilogue.activation <= Activation::kRelu;
   arguments.linear = arguments.simple && !problem.epilogue.has_residual &&
