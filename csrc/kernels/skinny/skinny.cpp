@@ -89,8 +89,8 @@ constexpr double kImbalance = 0.169;
 // K of 64 columns, or of 128: memory is the faster, the more of a line of the weight is asked for
 // at once, and the fewer lines.
 constexpr double kReadFactor[2][skinny::kMaxClusterSplit] = {
-    {0.901, 0.893, 0.873, 0.906, 0.843, 0.833},
-    {0.930, 0.959, 0.892, 0.916, 0.876, 0.874},
+    {0.901, 0.893, 0.873, 0.912, 0.843, 0.833},
+    {0.930, 0.959, 0.892, 0.916, 0.876, 0.868},
 };
 // Adding up within a cluster, and of that, for each CTA beyond the first, per 64x128 outputs of a
 // tile.

@@ -131,7 +131,7 @@ constexpr double kL2BytesPerCycle = 61.4;    // per SM
 // 128x128 outputs of a tile.
 constexpr double kClusterSplitUs = 0.53;
 constexpr double kClusterSplitStepUs = 0.84;
-constexpr double kSplitUs = 4.5;  // the second kernel of split-K, without its traffic
+constexpr double kSplitUs = 2.2;  // the second kernel of split-K, without its traffic
 // Per 128x128 outputs of a tile, by consumers per tile: little of it is hidden (NOTES.md). And what
 // an activation or a residual takes of the power for each output, as multiply-adds.
 constexpr double kActivationUs[] = {1.9, 2.0, 1.7};
