@@ -35,10 +35,10 @@ PEAK_MAC_PER_CYCLE = 2048.0  # of an SM
 CLUSTER_SHARES = (1.0, 1.0, 0.886, 0.909, 0.833, 0.773, 0.795, 0.909)
 # A measurement this far behind the best one of its shape counts 1/e as much.
 WEIGHT_SCALE = 0.08
+# As much as one near the front counts one that the fit so far believes there, which is seen anew after so many steps.
+STEPS, REWEIGHED = 3000, 500
 # Limits that lie close together slow one another: the time is a norm of theirs, not the largest.
 NORM = 4
-# So does one that the fit so far has near the front; which those are is seen anew after so many steps.
-STEPS, REWEIGHED = 3000, 500
 # Of the second part: moves that are tried, how far they go, and what the fit's error (RMS) counts beside the
 # time that choices lose.
 MOVES, MOVE, ERROR_COUNTS = 12000, 0.05, 0.1
@@ -51,26 +51,12 @@ SHAPES = (
     *("128x57344x8192", "128x14336x4096", "320x5120x5120", "192x13824x5120", "448x11008x4096"),
     *("512x2048x2048", "128x3072x3072", "768x768x768", "2048x384x384", "4096x3072x768"),
     *("64x6144x4096", "64x28672x4096", "64x4096x14336"),
-    *(
-        "32x6144x4096",
-        "32x5120x5120",
-        "32x10240x8192",
-        "48x2048x2048",
-        "64x2048x2048",
-        "64x3072x3072",
-    ),
-    *("64x5120x5120", "64x13824x5120", "64x10240x8192"),
+    *("32x6144x4096", "32x5120x5120", "32x10240x8192", "48x2048x2048", "64x2048x2048"),
+    *("64x3072x3072", "64x5120x5120", "64x13824x5120", "64x10240x8192"),
     # Short ones, and batches, which show what a start costs.
-    *(
-        "256x256x256",
-        "512x512x512",
-        "256x512x1024",
-        "256x3072x3072",
-        "1000x1000x500",
-        "3000x768x768",
-    ),
+    *("256x256x256", "512x512x512", "256x512x1024", "256x3072x3072", "1000x1000x500"),
+    *("3000x768x768", "200x256x256x128", "40x1024x1024x512"),
     *("24x192x192x64", "48x128x128x64", "96x384x384x64", "96x384x64x384", "12x768x768x768"),
-    *("200x256x256x128", "40x1024x1024x512"),
 )
 # Batch entries, M, N and K.
 Shape = tuple[int, int, int, int]
@@ -187,14 +173,15 @@ def fit(samples: Sequence[Sample], configs: dict[str, dict[str, Any]], card: Car
     model.double()
     times = torch.tensor([sample.us for sample in samples], dtype=torch.float64)
     shape_of, best = shapes_of(samples)
+    behind = times / best
+    weights = weights_of(behind)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for step in range(STEPS):
-        if step % REWEIGHED == 0:
+        if step > 0 and step % REWEIGHED == 0:
             with torch.no_grad():
                 predicted = model(features)
-                chosen = predicted / least(predicted, shape_of)[shape_of] if step else math.inf
-            nearest = torch.minimum(times / best, torch.as_tensor(chosen))
-            weights = (-(nearest - 1) / WEIGHT_SCALE).exp() + 0.02
+            believed = predicted / least(predicted, shape_of)[shape_of]
+            weights = weights_of(torch.minimum(behind, believed))
         optimizer.zero_grad()
         errors = (model(features) / times).log()
         # Where nothing decides a constant, it is pulled to what the other configurations have.
@@ -235,6 +222,11 @@ def refine(
         else:
             for parameter, value in zip(parameters, before, strict=True):
                 parameter.copy_(value)
+
+
+def weights_of(behind: Tensor) -> Tensor:
+    """What samples count whose times are these multiples of the best one for their shapes."""
+    return (-(behind - 1) / WEIGHT_SCALE).exp() + 0.02
 
 
 def least(times: Tensor, shape_of: Tensor) -> Tensor:
